@@ -43,8 +43,9 @@ struct E5M2 {
 inline constexpr std::uint8_t kFp8Nan = 0x7F;
 
 // Nearest-even, saturating to ±kMax (infinities too); NaN becomes kFp8Nan. The sign of zero stays.
+// The code as a 32-bit number, which vector loops count and compare without narrowing first.
 template <class Format>
-OCTAVO_HD constexpr OCTAVO_INLINE std::uint8_t Fp8Encode(float value) {
+OCTAVO_HD constexpr OCTAVO_INLINE std::uint32_t Fp8EncodeWide(float value) {
   constexpr int kDropped = 23 - Format::kMantissaBits;
   constexpr std::uint32_t kMaxBits = std::bit_cast<std::uint32_t>(Format::kMax);
   // Smallest normal number 2^(1-bias), and the FP32 number whose last place is the format's
@@ -69,7 +70,12 @@ OCTAVO_HD constexpr OCTAVO_INLINE std::uint8_t Fp8Encode(float value) {
                                   kMagicBits;
   const std::uint32_t code =
       (clamped < kMinNormalBits ? subnormal : normal) | ((bits >> 24) & 0x80u);
-  return static_cast<std::uint8_t>(magnitude > 0x7F800000u ? std::uint32_t{kFp8Nan} : code);
+  return magnitude > 0x7F800000u ? std::uint32_t{kFp8Nan} : code;
+}
+
+template <class Format>
+OCTAVO_HD constexpr OCTAVO_INLINE std::uint8_t Fp8Encode(float value) {
+  return static_cast<std::uint8_t>(Fp8EncodeWide<Format>(value));
 }
 
 // Exact.

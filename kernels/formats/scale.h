@@ -99,7 +99,8 @@ OCTAVO_HD constexpr OCTAVO_INLINE bool IsSaturated(DType format, float scaled) {
   const std::uint32_t first = format == DType::kE5M2
                                   ? std::bit_cast<std::uint32_t>(kSaturatedFromE5M2)
                                   : std::bit_cast<std::uint32_t>(kSaturatedAboveE4M3) + 1u;
-  return magnitude >= first && magnitude <= 0x7F800000u;
+  // One comparison (magnitudes below `first` wrap around), so that loops need no branch.
+  return magnitude - first <= 0x7F800000u - first;
 }
 
 // E4M3 code of decode(code) · 2^-k for k >= 0, nearest even, NaN kept (NUMERICS 6). From k = 19 on
