@@ -18,24 +18,23 @@
 
 namespace octavo::check_internal {
 
-[[noreturn]] [[gnu::format(printf, 4, 5)]] inline void Fail(const char* file, int line,
-                                                            const char* condition,
-                                                            const char* format, ...) {
-  std::fprintf(stderr, "%s:%d: check failed: %s", file, line, condition);
-  if (format[0] != '\0') {
-    std::fputs(": ", stderr);
-    va_list args;
-    va_start(args, format);
-    std::vfprintf(stderr, format, args);
-    va_end(args);
-  }
-  std::fputc('\n', stderr);
+[[noreturn]] inline void FailPlain(const char* file, int line, const char* condition) {
+  std::fprintf(stderr, "%s:%d: check failed: %s\n", file, line, condition);
   std::fflush(stderr);
   std::abort();
 }
 
-[[noreturn]] inline void FailPlain(const char* file, int line, const char* condition) {
-  Fail(file, line, condition, "%s", "");
+[[noreturn]] [[gnu::format(printf, 4, 5)]] inline void Fail(const char* file, int line,
+                                                            const char* condition,
+                                                            const char* format, ...) {
+  std::fprintf(stderr, "%s:%d: check failed: %s: ", file, line, condition);
+  va_list args;
+  va_start(args, format);
+  std::vfprintf(stderr, format, args);
+  va_end(args);
+  std::fputc('\n', stderr);
+  std::fflush(stderr);
+  std::abort();
 }
 
 template <class A, class B>
