@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@ struct PrecisionPlan {
   std::vector<Recipe> entries;
   PlanAuthor author = PlanAuthor::kSpec;
   std::string reason;        // a sentence with the numbers
+  // Recipes measured beside the executed one at every sqnr_interval (NUMERICS 9, 11): evidence for a
+  // return, or for the choice of `auto`. They change no result, so they are not part of the hash.
+  std::map<OpSite, std::vector<Recipe>> shadows;
 
   // The one place where anybody asks. REQUIRES: 0 <= layer < layers.
   const Recipe& Resolve(std::int32_t layer, Op op) const {
