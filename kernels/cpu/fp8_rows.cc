@@ -1,0 +1,449 @@
+#include "kernels/cpu/fp8_rows.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/check.h"
+#include "kernels/formats/bf16.h"
+#include "kernels/formats/fp8.h"
+#include "kernels/formats/scale.h"
+
+// SSE4 is the least that is vectorised; older machines take Highway's portable target.
+#define HWY_DISABLED_TARGETS HWY_SSSE3
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/fp8_rows.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace octavo::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Magnitudes are below 2^31, so signed comparisons (native everywhere) order them.
+using F32 = hn::ScalableTag<float>;
+using I32 = hn::RebindToSigned<F32>;
+using VF = hn::Vec<F32>;
+using VI = hn::Vec<I32>;
+
+HWY_INLINE VI Const(std::uint32_t bits) { return hn::Set(I32(), static_cast<std::int32_t>(bits)); }
+
+HWY_INLINE VI Magnitude(VF x) { return hn::And(hn::BitCast(I32(), x), Const(0x7FFFFFFFu)); }
+
+// v >= bits, for bits > 0.
+HWY_INLINE hn::Mask<I32> AtLeast(VI v, std::uint32_t bits) { return hn::Gt(v, Const(bits - 1u)); }
+
+// Counters as vectors of −1 per hit.
+HWY_INLINE std::uint64_t Hits(VI negative_count) {
+  return static_cast<std::uint64_t>(-hn::GetLane(hn::SumOfLanes(I32(), negative_count)));
+}
+
+// The scalar Fp8EncodeWide, lane by lane.
+template <class Format>
+HWY_INLINE VI Encode(VF value) {
+  constexpr int kDropped = 23 - Format::kMantissaBits;
+  constexpr std::uint32_t kMinNormalBits = static_cast<std::uint32_t>(127 + 1 - Format::kBias)
+                                           << 23;
+  constexpr std::uint32_t kMagicBits =
+      static_cast<std::uint32_t>(127 + 1 - Format::kBias - Format::kMantissaBits + 23) << 23;
+  constexpr std::uint32_t kRebias = static_cast<std::uint32_t>(127 - Format::kBias)
+                                    << Format::kMantissaBits;
+  const VI bits = hn::BitCast(I32(), value);
+  const VI magnitude = Magnitude(value);
+  const VI clamped = hn::Min(magnitude, Const(std::bit_cast<std::uint32_t>(Format::kMax)));
+  const VI odd = hn::And(hn::ShiftRight<kDropped>(clamped), Const(1));
+  const VI rounded = hn::Add(clamped, hn::Add(odd, Const((1u << (kDropped - 1)) - 1u)));
+  const VI normal = hn::Sub(hn::ShiftRight<kDropped>(rounded), Const(kRebias));
+  const VF magic = hn::BitCast(F32(), Const(kMagicBits));
+  const VI subnormal =
+      hn::Sub(hn::BitCast(I32(), hn::Add(hn::BitCast(F32(), clamped), magic)), Const(kMagicBits));
+  VI code = hn::IfThenElse(hn::Lt(clamped, Const(kMinNormalBits)), subnormal, normal);
+  code = hn::Or(code, hn::And(hn::ShiftRight<24>(bits), Const(0x80u)));
+  return hn::IfThenElse(hn::Gt(magnitude, Const(0x7F800000u)), Const(kFp8Nan), code);
+}
+
+// Magnitude codes of |value| that are finite and round to at most M: neither clamping nor NaN. The
+// addend has its last place where the result's is (never below the subnormals'), so the addition
+// rounds there, ties to even: eight operations for normal and subnormal results alike.
+template <class Format>
+HWY_INLINE VI EncodeTame(VI magnitude) {
+  constexpr int kDropped = 23 - Format::kMantissaBits;
+  constexpr std::uint32_t kMinNormalBits = static_cast<std::uint32_t>(127 + 1 - Format::kBias)
+                                           << 23;
+  constexpr std::uint32_t kLift = static_cast<std::uint32_t>(kDropped) << 23;
+  // For value in [2^e, 2^(e+1)) the sum is 2^(e+kDropped) + value: its low bits are the significand
+  // with the hidden one, which counts as one step of the exponent field.
+  constexpr std::uint32_t kRebias =
+      (static_cast<std::uint32_t>(127 - Format::kBias + 1) << Format::kMantissaBits) + kLift;
+  const VI exponent = hn::Max(hn::And(magnitude, Const(0x7F800000u)), Const(kMinNormalBits));
+  const VF addend = hn::BitCast(F32(), hn::Add(exponent, Const(kLift)));
+  const VI sum = hn::BitCast(I32(), hn::Add(hn::BitCast(F32(), magnitude), addend));
+  return hn::Sub(hn::Add(hn::Sub(sum, exponent), hn::ShiftRight<kDropped>(exponent)),
+                 Const(kRebias));
+}
+
+HWY_INLINE VI WithSign(VI magnitude_code, VF value) {
+  return hn::Or(magnitude_code,
+                hn::And(hn::ShiftRight<24>(hn::BitCast(I32(), value)), Const(0x80u)));
+}
+
+template <class Format>
+HWY_INLINE VF Decode(VI code) {
+  constexpr int kShift = 23 - Format::kMantissaBits;
+  const VI magnitude = hn::And(code, Const(0x7Fu));
+  // The code as FP32 bits times 2^(127-bias); a subnormal one by its integer, so that the machine's
+  // slow path for subnormal FP32 operands is never taken.
+  const VF unbias = hn::Set(
+      F32(), std::bit_cast<float>(static_cast<std::uint32_t>(127 + 127 - Format::kBias) << 23));
+  const VF smallest = hn::Set(
+      F32(),
+      std::bit_cast<float>(
+          static_cast<std::uint32_t>(127 + 1 - Format::kBias - Format::kMantissaBits) << 23));
+  const auto is_subnormal = hn::Lt(magnitude, Const(1u << Format::kMantissaBits));
+  const VI shifted = hn::IfThenZeroElse(is_subnormal, hn::ShiftLeft<kShift>(magnitude));
+  const VF normal = hn::Mul(hn::BitCast(F32(), shifted), unbias);
+  const VF tiny = hn::Mul(hn::ConvertTo(F32(), magnitude), smallest);
+  VI bits = hn::BitCast(I32(), hn::IfThenElse(hn::RebindMask(F32(), is_subnormal), tiny, normal));
+  bits = hn::IfThenElse(AtLeast(magnitude, Format::kFirstNonFiniteCode), Const(0x7FC00000u), bits);
+  if (Format::kDType == DType::kE5M2) {
+    bits = hn::IfThenElse(hn::Eq(magnitude, Const(0x7Cu)), Const(0x7F800000u), bits);
+  }
+  bits = hn::Or(bits, hn::ShiftLeft<24>(hn::And(code, Const(0x80u))));
+  return hn::BitCast(F32(), bits);
+}
+
+HWY_INLINE VF Load(const float* x) { return hn::LoadU(F32(), x); }
+HWY_INLINE VF Load(const std::uint16_t* x) {
+  const hn::Rebind<std::uint16_t, F32> d16;
+  const hn::RebindToUnsigned<F32> du;
+  return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, x))));
+}
+HWY_INLINE void StoreCodes(VI code, std::uint8_t* q) {
+  const hn::Rebind<std::uint8_t, F32> d8;
+  hn::StoreU(hn::DemoteTo(d8, code), d8, q);
+}
+
+// Vector counters of a scan or a cast over less than 2^31 elements. Constructors are written out:
+// implicit ones would be compiled for the baseline instruction set.
+struct Scan {
+  VI amax, nonfinite, zeros;
+  HWY_INLINE Scan() {
+    amax = hn::Zero(I32());
+    nonfinite = hn::Zero(I32());
+    zeros = hn::Zero(I32());
+  }
+  HWY_INLINE void Add(VF x) {
+    const VI magnitude = Magnitude(x);
+    const auto wild = AtLeast(magnitude, 0x7F800000u);
+    amax = hn::Max(amax, hn::IfThenZeroElse(wild, magnitude));
+    nonfinite = hn::Add(nonfinite, hn::VecFromMask(I32(), wild));
+    zeros = hn::Add(zeros, hn::VecFromMask(I32(), hn::Eq(magnitude, hn::Zero(I32()))));
+  }
+};
+struct Cast {
+  VI saturated, zero_codes;
+  HWY_INLINE Cast() {
+    saturated = hn::Zero(I32());
+    zero_codes = hn::Zero(I32());
+  }
+  template <class Format>
+  HWY_INLINE VI Add(VF scaled) {
+    constexpr std::uint32_t kFirst = Format::kDType == DType::kE5M2
+                                         ? std::bit_cast<std::uint32_t>(kSaturatedFromE5M2)
+                                         : std::bit_cast<std::uint32_t>(kSaturatedAboveE4M3) + 1u;
+    const VI code = Encode<Format>(scaled);
+    const VI magnitude = Magnitude(scaled);
+    // −1 where magnitude >= first, +1 back where it is a NaN.
+    saturated = hn::Add(saturated, hn::VecFromMask(I32(), AtLeast(magnitude, kFirst)));
+    saturated = hn::Sub(saturated, hn::VecFromMask(I32(), hn::Gt(magnitude, Const(0x7F800000u))));
+    const VI low = hn::And(code, Const(0x7Fu));
+    zero_codes = hn::Add(zero_codes, hn::VecFromMask(I32(), hn::Eq(low, hn::Zero(I32()))));
+    return code;
+  }
+};
+
+void ScanRowImpl(const float* x, std::int64_t n, ScanCounts* counts) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
+  Scan scan;
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    scan.Add(Load(x + i));
+  }
+  counts->amax_bits = std::max(
+      counts->amax_bits, static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), scan.amax))));
+  counts->nonfinite += Hits(scan.nonfinite);
+  counts->zeros += Hits(scan.zeros);
+  for (; i < n; ++i) {
+    const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(x[i]) & 0x7FFFFFFFu;
+    counts->amax_bits = std::max(counts->amax_bits, FiniteMagnitudeBits(x[i]));
+    counts->nonfinite += magnitude >= 0x7F800000u ? 1u : 0u;
+    counts->zeros += magnitude == 0 ? 1u : 0u;
+  }
+}
+
+bool MaxRowImpl(const float* x, std::int64_t n, std::uint32_t* amax_bits) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
+  VI largest = hn::Zero(I32());
+  bool tame = true;
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const VI magnitude = Magnitude(Load(x + i));
+    const auto wild = AtLeast(magnitude, 0x7F800000u);
+    largest = hn::Max(largest, magnitude);
+    auto* slot = reinterpret_cast<std::int32_t*>(amax_bits + i);
+    hn::StoreU(hn::Max(hn::LoadU(I32(), slot), hn::IfThenZeroElse(wild, magnitude)), I32(), slot);
+  }
+  for (; i < n; ++i) {
+    amax_bits[i] = std::max(amax_bits[i], FiniteMagnitudeBits(x[i]));
+    tame = tame && (std::bit_cast<std::uint32_t>(x[i]) & 0x7FFFFFFFu) < 0x7F800000u;
+  }
+  return tame && hn::GetLane(hn::MaxOfLanes(I32(), largest)) < 0x7F800000;
+}
+
+// kByColumn: quant_scale is [n], else [1].
+template <class Format, bool kByColumn>
+HWY_INLINE void EncodeLoop(const float* x, const float* quant_scale, std::int64_t n,
+                           std::uint8_t* q, CastCounts* counts) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
+  Cast cast;
+  const VF common = hn::Set(F32(), quant_scale[0]);
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const VF factor = kByColumn ? Load(quant_scale + i) : common;
+    StoreCodes(cast.Add<Format>(hn::Mul(Load(x + i), factor)), q + i);
+  }
+  counts->saturated += Hits(cast.saturated);
+  counts->zero_codes += Hits(cast.zero_codes);
+  for (; i < n; ++i) {
+    const float scaled = x[i] * quant_scale[kByColumn ? i : 0];
+    q[i] = Fp8Encode<Format>(scaled);
+    counts->saturated += IsSaturated(Format::kDType, scaled) ? 1u : 0u;
+    counts->zero_codes += (q[i] & 0x7F) == 0 ? 1u : 0u;
+  }
+}
+
+template <class Format>
+HWY_INLINE void EncodeTameLoop(const float* x, const float* quant_scale, std::int64_t n,
+                               std::uint8_t* q) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const VF scaled = hn::Mul(Load(x + i), Load(quant_scale + i));
+    StoreCodes(WithSign(EncodeTame<Format>(Magnitude(scaled)), scaled), q + i);
+  }
+  for (; i < n; ++i) {
+    q[i] = Fp8Encode<Format>(x[i] * quant_scale[i]);
+  }
+}
+
+void EncodeTameRowImpl(DType format, const float* x, const float* quant_scale, std::int64_t n,
+                       std::uint8_t* q) {
+  format == DType::kE4M3 ? EncodeTameLoop<E4M3>(x, quant_scale, n, q)
+                         : EncodeTameLoop<E5M2>(x, quant_scale, n, q);
+}
+
+void EncodeRowImpl(DType format, const float* x, const float* quant_scale, bool by_column,
+                   std::int64_t n, std::uint8_t* q, CastCounts* counts) {
+  if (n == 0) {
+    return;
+  }
+  if (format == DType::kE4M3) {
+    by_column ? EncodeLoop<E4M3, true>(x, quant_scale, n, q, counts)
+              : EncodeLoop<E4M3, false>(x, quant_scale, n, q, counts);
+  } else {
+    by_column ? EncodeLoop<E5M2, true>(x, quant_scale, n, q, counts)
+              : EncodeLoop<E5M2, false>(x, quant_scale, n, q, counts);
+  }
+}
+
+template <class Format, class T>
+HWY_INLINE void TileLoop(const RowTiles& row, const T* x, RowTileCounts* counts) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
+  std::uint32_t row_amax = counts->scan.amax_bits;
+  for (std::int64_t begin = 0; begin < row.cols; begin += row.tile) {
+    const std::int64_t end = begin + row.tile;
+    VI largest = hn::Zero(I32());
+    VI smallest = Const(0x7FFFFFFFu);
+    for (std::int64_t i = begin; i < end; i += lanes) {
+      const VI magnitude = Magnitude(Load(x + i));
+      largest = hn::Max(largest, magnitude);
+      smallest = hn::Min(smallest, magnitude);
+    }
+    auto amax_bits = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), largest)));
+    const bool wild = amax_bits >= 0x7F800000u;
+    // Counting is for the rare tiles that have something to count.
+    if (wild || hn::GetLane(hn::MinOfLanes(I32(), smallest)) == 0) {
+      Scan scan;
+      for (std::int64_t i = begin; i < end; i += lanes) {
+        scan.Add(Load(x + i));
+      }
+      amax_bits = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), scan.amax)));
+      counts->scan.nonfinite += Hits(scan.nonfinite);
+      counts->scan.zeros += Hits(scan.zeros);
+    }
+    const float amax = std::bit_cast<float>(amax_bits);
+    const ScalePair scale = row.mx ? MxScaleFromAmax(amax, Format::kMax)
+                                   : ScaleFromAmaxPair(amax, Format::kMax, row.pow2, 0);
+    const VF factor = hn::Set(F32(), scale.quant_scale);
+    if (wild) {
+      Cast cast;
+      for (std::int64_t i = begin; i < end; i += lanes) {
+        StoreCodes(cast.Add<Format>(hn::Mul(Load(x + i), factor)), row.q + i);
+      }
+      counts->cast.saturated += Hits(cast.saturated);
+      counts->cast.zero_codes += Hits(cast.zero_codes);
+    } else {
+      // amax·Q exceeds M by a rounding at most, which is far below the saturation threshold.
+      VI least_code = Const(0x7Fu);
+      for (std::int64_t i = begin; i < end; i += lanes) {
+        const VF scaled = hn::Mul(Load(x + i), factor);
+        const VI code = EncodeTame<Format>(Magnitude(scaled));
+        least_code = hn::Min(least_code, code);
+        StoreCodes(WithSign(code, scaled), row.q + i);
+      }
+      if (hn::GetLane(hn::MinOfLanes(I32(), least_code)) == 0) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          counts->cast.zero_codes += (row.q[i] & 0x7F) == 0 ? 1u : 0u;
+        }
+      }
+    }
+    row.dequant_scale[begin / row.tile * row.dequant_scale_stride] = scale.dequant_scale;
+    row_amax = std::max(row_amax, amax_bits);
+    if (amax_bits != 0) {
+      const float least = counts->dequant_scale_min;
+      counts->dequant_scale_min =
+          least == 0 ? scale.dequant_scale : std::min(least, scale.dequant_scale);
+      counts->dequant_scale_max = std::max(counts->dequant_scale_max, scale.dequant_scale);
+    }
+  }
+  counts->scan.amax_bits = row_amax;
+}
+
+void QuantizeRowTilesImpl(const RowTiles& row, RowTileCounts* counts) {
+  static_assert(hn::MaxLanes(F32()) <= 32, "the smallest tile holds whole vectors");
+  const bool bf16 = row.x_dtype == DType::kBF16;
+  const auto* narrow = static_cast<const std::uint16_t*>(row.x);
+  const auto* wide = static_cast<const float*>(row.x);
+  if (row.format == DType::kE4M3) {
+    bf16 ? TileLoop<E4M3>(row, narrow, counts) : TileLoop<E4M3>(row, wide, counts);
+  } else {
+    bf16 ? TileLoop<E5M2>(row, narrow, counts) : TileLoop<E5M2>(row, wide, counts);
+  }
+}
+
+template <class Format>
+HWY_INLINE void DecodeLoop(const std::uint8_t* q, float dequant_scale, std::int64_t n, float* x) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
+  const hn::Rebind<std::uint8_t, F32> d8;
+  const VF factor = hn::Set(F32(), dequant_scale);
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const VI code = hn::PromoteTo(I32(), hn::LoadU(d8, q + i));
+    hn::StoreU(hn::Mul(Decode<Format>(code), factor), F32(), x + i);
+  }
+  for (; i < n; ++i) {
+    x[i] = Fp8Decode<Format>(q[i]) * dequant_scale;
+  }
+}
+
+void DecodeRowImpl(DType format, const std::uint8_t* q, float dequant_scale, std::int64_t n,
+                   float* x) {
+  format == DType::kE4M3 ? DecodeLoop<E4M3>(q, dequant_scale, n, x)
+                         : DecodeLoop<E5M2>(q, dequant_scale, n, x);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace octavo::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace octavo::cpu {
+HWY_EXPORT(ScanRowImpl);
+HWY_EXPORT(MaxRowImpl);
+HWY_EXPORT(EncodeRowImpl);
+HWY_EXPORT(EncodeTameRowImpl);
+HWY_EXPORT(QuantizeRowTilesImpl);
+HWY_EXPORT(DecodeRowImpl);
+
+void ScanRow(const float* x, std::int64_t n, ScanCounts* counts) {
+  HWY_DYNAMIC_DISPATCH(ScanRowImpl)(x, n, counts);
+}
+
+bool MaxRow(const float* x, std::int64_t n, std::uint32_t* amax_bits) {
+  return HWY_DYNAMIC_DISPATCH(MaxRowImpl)(x, n, amax_bits);
+}
+
+void EncodeRow(DType format, const float* x, float quant_scale, std::int64_t n, std::uint8_t* q,
+               CastCounts* counts) {
+  HWY_DYNAMIC_DISPATCH(EncodeRowImpl)(format, x, &quant_scale, false, n, q, counts);
+}
+
+void EncodeRowByColumn(DType format, const float* x, const float* quant_scale, std::int64_t n,
+                       std::uint8_t* q, CastCounts* counts) {
+  HWY_DYNAMIC_DISPATCH(EncodeRowImpl)(format, x, quant_scale, true, n, q, counts);
+}
+
+void EncodeTameRowByColumn(DType format, const float* x, const float* quant_scale, std::int64_t n,
+                           std::uint8_t* q) {
+  HWY_DYNAMIC_DISPATCH(EncodeTameRowImpl)(format, x, quant_scale, n, q);
+}
+
+void QuantizeRowTiles(const RowTiles& row, RowTileCounts* counts) {
+  OCTAVO_CHECK(row.tile == 32 || row.tile == 128, "tiles are 32 or 128 wide, tile = %lld",
+               static_cast<long long>(row.tile));
+  OCTAVO_CHECK(row.cols % row.tile == 0, "cols = %lld must be a multiple of the tile %lld",
+               static_cast<long long>(row.cols), static_cast<long long>(row.tile));
+  OCTAVO_CHECK(row.x_dtype == DType::kF32 || row.x_dtype == DType::kBF16);
+  HWY_DYNAMIC_DISPATCH(QuantizeRowTilesImpl)(row, counts);
+}
+
+void DecodeRow(DType format, const std::uint8_t* q, float dequant_scale, std::int64_t n, float* x) {
+  HWY_DYNAMIC_DISPATCH(DecodeRowImpl)(format, q, dequant_scale, n, x);
+}
+
+namespace {
+
+typedef std::uint8_t Bytes16 __attribute__((vector_size(16)));
+
+// Interleaves halves of rows i and i + 8; four rounds of it transpose a 16×16 matrix.
+void Interleave16(const Bytes16* in, Bytes16* out) {
+  for (int i = 0; i < 8; ++i) {
+    out[2 * i] = __builtin_shufflevector(in[i], in[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21,
+                                         6, 22, 7, 23);
+    out[2 * i + 1] = __builtin_shufflevector(in[i], in[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28,
+                                             13, 29, 14, 30, 15, 31);
+  }
+}
+
+}  // namespace
+
+void TransposeBytes(ByteMatrix src, std::int64_t rows, std::int64_t cols, ByteMatrix dst) {
+  constexpr std::int64_t kEdge = 16;
+  const std::int64_t whole_rows = rows / kEdge * kEdge;
+  const std::int64_t whole_cols = cols / kEdge * kEdge;
+  Bytes16 a[kEdge];
+  Bytes16 b[kEdge];
+  for (std::int64_t c = 0; c < whole_cols; c += kEdge) {
+    for (std::int64_t r = 0; r < whole_rows; r += kEdge) {
+      for (std::int64_t i = 0; i < kEdge; ++i) {
+        std::memcpy(&a[i], src.data + (r + i) * src.stride + c, kEdge);
+      }
+      Interleave16(a, b);
+      Interleave16(b, a);
+      Interleave16(a, b);
+      Interleave16(b, a);
+      for (std::int64_t i = 0; i < kEdge; ++i) {
+        std::memcpy(dst.data + (c + i) * dst.stride + r, &a[i], kEdge);
+      }
+    }
+  }
+  for (std::int64_t c = 0; c < cols; ++c) {
+    for (std::int64_t r = c < whole_cols ? whole_rows : 0; r < rows; ++r) {
+      dst.data[c * dst.stride + r] = src.data[r * src.stride + c];
+    }
+  }
+}
+
+}  // namespace octavo::cpu
+#endif  // HWY_ONCE
