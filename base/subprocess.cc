@@ -1,6 +1,7 @@
 #include "base/subprocess.h"
 
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -75,6 +76,8 @@ constexpr const char* kSteps[] = {"creating its process group", "changing to its
       (plan.stderr_fd >= 0 && ::dup2(plan.stderr_fd, STDERR_FILENO) < 0)) {
     FailInChild(plan, 2, errno);
   }
+  // Libraries open descriptors without O_CLOEXEC; a rank must not hold the daemon's sockets open.
+  ::close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
   for (int signal = 1; signal < NSIG; ++signal) {
     ::signal(signal, SIG_DFL);
   }
