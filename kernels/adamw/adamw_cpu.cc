@@ -14,9 +14,9 @@ namespace {
 
 struct Coefficients {
   float grad_factor, beta1, beta1_rest, beta2, beta2_rest;
-  float keep;              // 1 − lr·λ
-  float step;              // lr / (1 − β1^t)
-  float v_correction;      // 1 / (1 − β2^t)
+  float keep;          // 1 − lr·λ
+  float step;          // lr / (1 − β1^t)
+  float v_correction;  // 1 / (1 − β2^t)
   float eps;
 };
 

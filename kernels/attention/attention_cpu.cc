@@ -1,44 +1,22 @@
 // Causal grouped-query attention, forward and backward, FP32 inside.
 //
-// Per (batch, KV head) K and V are unpacked to FP32 once and used by the whole group of query heads;
-// queries go in blocks of kAttentionBlock rows against keys [0, end of block), so that half of the
-// square above the diagonal is never computed. Products are sgemm calls; the softmax keeps its row
-// maximum. Backward recomputes P from the saved logarithm of the denominator:
+// Per (batch, KV head) K and V are unpacked to FP32 once and used by the whole group of query
+// heads; queries go in blocks of kAttentionBlock rows against keys [0, end of block), so that half
+// of the square above the diagonal is never computed. Products are sgemm calls; the softmax keeps
+// its row maximum. Backward recomputes P from the saved logarithm of the denominator:
 //   P = exp(f·QKᵀ − lse), dV = Pᵀ·dO, dP = dO·Vᵀ, δ = rowsum(dO ∘ O),
 //   dS = f·P ∘ (dP − δ), dQ = dS·K, dK = dSᵀ·Q.
-#include <cblas.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "base/check.h"
+#include "kernels/cpu/blas.h"
 #include "kernels/cpu/ops_cpu.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/cpu/workspace.h"
 
 namespace octavo::cpu {
 namespace {
-
-// C[m, n] (+)= op(A)·op(B), row-major.
-struct SgemmArgs {
-  std::int64_t m, n, k;
-  const float* a;
-  std::int64_t lda;
-  bool trans_a = false;
-  const float* b;
-  std::int64_t ldb;
-  bool trans_b = false;
-  float* c;
-  std::int64_t ldc;
-  bool accumulate = false;
-};
-
-void Sgemm(const SgemmArgs& s) {
-  cblas_sgemm(CblasRowMajor, s.trans_a ? CblasTrans : CblasNoTrans,
-              s.trans_b ? CblasTrans : CblasNoTrans, static_cast<int>(s.m), static_cast<int>(s.n),
-              static_cast<int>(s.k), 1.0f, s.a, static_cast<int>(s.lda), s.b,
-              static_cast<int>(s.ldb), s.accumulate ? 1.0f : 0.0f, s.c, static_cast<int>(s.ldc));
-}
 
 // Where things are in the packed rows.
 struct Geometry {
@@ -94,6 +72,59 @@ class Scratch {
   std::int64_t left_;
 };
 
+// The three products, on packed row-major FP32 matrices.
+
+// scores [rows, keys] = x [rows, dim] · y [keys, dim]ᵀ
+void RowsTimesKeys(const float* x, std::int64_t rows, const float* y, std::int64_t keys,
+                   std::int64_t dim, float* scores) {
+  Sgemm({.m = rows,
+         .n = keys,
+         .k = dim,
+         .a = x,
+         .a_transposed = Transposed::kNo,
+         .lda = dim,
+         .b = y,
+         .b_transposed = Transposed::kYes,
+         .ldb = dim,
+         .c = scores,
+         .ldc = keys,
+         .beta = 0});
+}
+
+// out [rows, dim] = weights [rows, keys] · y [keys, dim]
+void WeighKeys(const float* weights, std::int64_t rows, const float* y, std::int64_t keys,
+               std::int64_t dim, float* out) {
+  Sgemm({.m = rows,
+         .n = dim,
+         .k = keys,
+         .a = weights,
+         .a_transposed = Transposed::kNo,
+         .lda = keys,
+         .b = y,
+         .b_transposed = Transposed::kNo,
+         .ldb = dim,
+         .c = out,
+         .ldc = dim,
+         .beta = 0});
+}
+
+// out [keys, dim] += weights [rows, keys]ᵀ · x [rows, dim]
+void AddWeighedRows(const float* weights, std::int64_t rows, const float* x, std::int64_t keys,
+                    std::int64_t dim, float* out) {
+  Sgemm({.m = keys,
+         .n = dim,
+         .k = rows,
+         .a = weights,
+         .a_transposed = Transposed::kYes,
+         .lda = keys,
+         .b = x,
+         .b_transposed = Transposed::kNo,
+         .ldb = dim,
+         .c = out,
+         .ldc = dim,
+         .beta = 1});
+}
+
 // dS in place of dP: f·P∘(dP − δ).
 OCTAVO_MULTIVERSION void ScoreGradient(const float* __restrict p, float delta, float factor,
                                        std::int64_t n, float* __restrict dp) {
@@ -129,8 +160,7 @@ void AttentionForward(OpsContext*, const AttentionForwardArgs& a) {
           const std::int64_t keys = begin + rows;
           Unpack(a.qkv, a.dtype, qkv + g.q_at(h) + begin * g.qkv_stride(), g.qkv_stride(), rows,
                  g.dim, q);
-          Sgemm({.m = rows, .n = keys, .k = g.dim, .a = q, .lda = g.dim, .b = k, .ldb = g.dim,
-                 .trans_b = true, .c = scores, .ldc = keys});
+          RowsTimesKeys(q, rows, k, keys, g.dim, scores);
           for (std::int64_t r = 0; r < rows; ++r) {
             float* row = scores + r * keys;
             const std::int64_t visible = begin + r + 1;
@@ -142,8 +172,7 @@ void AttentionForward(OpsContext*, const AttentionForwardArgs& a) {
             ScaleRow(row, visible, 1.0f / sum, row);
             lse[begin + r] = max + static_cast<float>(std::log(static_cast<double>(sum)));
           }
-          Sgemm({.m = rows, .n = g.dim, .k = keys, .a = scores, .lda = keys, .b = v, .ldb = g.dim,
-                 .c = out, .ldc = g.dim});
+          WeighKeys(scores, rows, v, keys, g.dim, out);
           Pack(out, rows, g.dim, a.out, a.dtype,
                (b * g.sequence + begin) * g.out_stride() + g.q_at(h), g.out_stride());
         }
@@ -187,10 +216,8 @@ void AttentionBackward(OpsContext*, const AttentionBackwardArgs& a) {
           Unpack(a.qkv, a.dtype, q_at, g.qkv_stride(), rows, g.dim, q);
           Unpack(a.out, a.dtype, out_at, g.out_stride(), rows, g.dim, out);
           Unpack(a.d_out, a.dtype, out_at, g.out_stride(), rows, g.dim, d_out);
-          Sgemm({.m = rows, .n = keys, .k = g.dim, .a = q, .lda = g.dim, .b = k, .ldb = g.dim,
-                 .trans_b = true, .c = p, .ldc = keys});
-          Sgemm({.m = rows, .n = keys, .k = g.dim, .a = d_out, .lda = g.dim, .b = v, .ldb = g.dim,
-                 .trans_b = true, .c = ds, .ldc = keys});
+          RowsTimesKeys(q, rows, k, keys, g.dim, p);
+          RowsTimesKeys(d_out, rows, v, keys, g.dim, ds);
           for (std::int64_t r = 0; r < rows; ++r) {
             const std::int64_t visible = begin + r + 1;
             float* p_row = p + r * keys;
@@ -203,12 +230,9 @@ void AttentionBackward(OpsContext*, const AttentionBackwardArgs& a) {
             std::fill(p_row + visible, p_row + keys, 0.0f);
             std::fill(ds_row + visible, ds_row + keys, 0.0f);
           }
-          Sgemm({.m = keys, .n = g.dim, .k = rows, .a = p, .lda = keys, .trans_a = true,
-                 .b = d_out, .ldb = g.dim, .c = dv, .ldc = g.dim, .accumulate = true});
-          Sgemm({.m = keys, .n = g.dim, .k = rows, .a = ds, .lda = keys, .trans_a = true, .b = q,
-                 .ldb = g.dim, .c = dk, .ldc = g.dim, .accumulate = true});
-          Sgemm({.m = rows, .n = g.dim, .k = keys, .a = ds, .lda = keys, .b = k, .ldb = g.dim,
-                 .c = dq, .ldc = g.dim});
+          AddWeighedRows(p, rows, d_out, keys, g.dim, dv);
+          AddWeighedRows(ds, rows, q, keys, g.dim, dk);
+          WeighKeys(ds, rows, k, keys, g.dim, dq);
           Pack(dq, rows, g.dim, a.d_qkv, a.dtype, q_at, g.qkv_stride());
         }
       }

@@ -46,7 +46,8 @@ const float* LoadRow(const void* base, DType dtype, std::int64_t offset, std::in
 
 void StoreRow(const float* x, std::int64_t n, void* base, DType dtype, std::int64_t offset) {
   if (dtype == DType::kF32) {
-    std::memmove(static_cast<float*>(base) + offset, x, static_cast<std::size_t>(n) * sizeof(float));
+    std::memmove(static_cast<float*>(base) + offset, x,
+                 static_cast<std::size_t>(n) * sizeof(float));
     return;
   }
   OCTAVO_CHECK(dtype == DType::kBF16, "rows are FP32 or BF16, dtype = %d", static_cast<int>(dtype));

@@ -12,8 +12,9 @@
 #include <bit>
 #include <cstdint>
 
-// Clones of a function per x86-64 level. Sanitizers instrument the resolvers, which run before their
-// runtimes are up, and clang 14 lacks the "arch=" form: both get the plain function (same bits).
+// Clones of a function per x86-64 level. Sanitizers instrument the resolvers, which run before
+// their runtimes are up, and clang 14 lacks the "arch=" form: both get the plain function (same
+// bits).
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define OCTAVO_MULTIVERSION \
@@ -24,16 +25,17 @@
 
 namespace octavo::cpu {
 
-// e^x in FP32, at most 1.2 ulp from the exact value (tests/unit/kernels/vector_math_test.cc walks all
-// binades), correct limits at both ends (0, subnormals, infinity), NaN stays NaN.
-// x = n·ln2 + r, |r| <= ln2/2; e^r by a degree-6 polynomial (Cephes' coefficients); 2^n in two
-// factors, so that neither overflow nor subnormal results need a branch.
+// e^x in FP32, at most 1.2 ulp from the exact value (tests/unit/kernels/vector_math_test.cc walks
+// all binades), correct limits at both ends (0, subnormals, infinity), NaN stays NaN. x = n·ln2 +
+// r, |r| <= ln2/2; e^r by a degree-6 polynomial (Cephes' coefficients); 2^n in two factors, so that
+// neither overflow nor subnormal results need a branch.
 [[gnu::always_inline]] inline float ExpF32(float x) {
-  x = x > 89.0f ? 89.0f : x;      // above: infinity anyway
-  x = x < -105.0f ? -105.0f : x;  // below: zero anyway
+  x = x > 89.0f ? 89.0f : x;             // above: infinity anyway
+  x = x < -105.0f ? -105.0f : x;         // below: zero anyway
   constexpr float kRound = 12582912.0f;  // 1.5·2^23: adding it rounds to an integer
   const float shifted = x * 1.44269504088896341f + kRound;
-  const std::uint32_t n = std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(kRound);
+  const std::uint32_t n =
+      std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(kRound);
   const float whole = shifted - kRound;
   float r = x - whole * 0.693359375f;  // ln2 in two parts; the first product is exact
   r = r - whole * -2.12194440e-4f;

@@ -1,6 +1,6 @@
 // RMSNorm with optional residual addition.
-//   h = x (+ residual), rounded to the act dtype: y is computed from the h that is stored, so forward
-//   and backward see the same values;  y = (h · rstd) · w,  rstd = 1/sqrt(mean(h²) + eps).
+//   h = x (+ residual), rounded to the act dtype: y is computed from the h that is stored, so
+//   forward and backward see the same values;  y = (h · rstd) · w,  rstd = 1/sqrt(mean(h²) + eps).
 // Backward, with g = dy·w and c = mean(g·h·rstd):
 //   dh = rstd·(g − h·rstd·c) (+ d_residual);  dw += dy·h·rstd, row by row.
 #include <algorithm>

@@ -8,8 +8,8 @@
 //   weights    unbiased scores of the chosen, / (their sum + 1e-20) when normalize_topk,
 //              × routed_scaling_factor; kTopKSoftmax is normalised by construction
 //
-// A token with any non-finite logit gets NaN for all its k weights, also where arithmetic alone would
-// have hidden it (−∞ under softmax); its selection is what the order above says. Outputs are
+// A token with any non-finite logit gets NaN for all its k weights, also where arithmetic alone
+// would have hidden it (−∞ under softmax); its selection is what the order above says. Outputs are
 // overwritten, never added to. With tokens == 0 one segment of zeros is written.
 #include <algorithm>
 #include <cmath>
@@ -22,9 +22,9 @@
 namespace octavo::cpu {
 namespace {
 
-constexpr std::int32_t kExpertsMax = 1024;   // rows of scores live on the stack
+constexpr std::int32_t kExpertsMax = 1024;  // rows of scores live on the stack
 constexpr std::int32_t kTopKMax = 64;
-constexpr float kNormaliserFloor = 1e-20f;   // NUMERICS 8
+constexpr float kNormaliserFloor = 1e-20f;  // NUMERICS 8
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 void CheckConfig(const RouterConfig& c) {
@@ -33,8 +33,8 @@ void CheckConfig(const RouterConfig& c) {
   OCTAVO_CHECK(c.experts_per_token > 0 && c.experts_per_token <= std::min(c.experts, kTopKMax),
                "experts_per_token = %d must be in 1..%d", c.experts_per_token,
                std::min(c.experts, kTopKMax));
-  OCTAVO_CHECK(c.n_group > 0 && c.experts % c.n_group == 0,
-               "n_group = %d must divide experts = %d", c.n_group, c.experts);
+  OCTAVO_CHECK(c.n_group > 0 && c.experts % c.n_group == 0, "n_group = %d must divide experts = %d",
+               c.n_group, c.experts);
   OCTAVO_CHECK(c.topk_group > 0 && c.topk_group <= c.n_group, "topk_group = %d must be in 1..%d",
                c.topk_group, c.n_group);
   OCTAVO_CHECK(c.experts / c.n_group * c.topk_group >= c.experts_per_token,
@@ -212,8 +212,8 @@ void RouterForward(OpsContext*, const RouterForwardArgs& a) {
     ChosenWeights(c, logits, score, index, weight);
     const bool finite = AllFinite(logits, experts);
     for (std::int32_t j = 0; j < k; ++j) {
-      weight[j] = finite ? weight[j] * c.routed_scaling_factor
-                         : std::numeric_limits<float>::quiet_NaN();
+      weight[j] =
+          finite ? weight[j] * c.routed_scaling_factor : std::numeric_limits<float>::quiet_NaN();
       ++a.counts[segment * experts + index[j]];
     }
     for (std::int32_t e = 0; e < experts; ++e) {
