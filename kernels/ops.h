@@ -61,6 +61,7 @@ struct QuantizeRule {
   Tiling tiling = Tiling::kRow128;
   bool pow2 = false;       // Q rounded down to a power of two (mantissa cleared); amax 0 → D = 2^-126
   int margin = 0;          // per tensor only: M · 2^-margin
+  float min_dequant_scale = 0;  // > 0: Q is at most 1/min_dequant_scale (before pow2 rounding); not MX
   // kRow32 always uses the MX rule: e8m0 exponent of amax/M rounded up, D = 2^(e8m0-127).
 };
 
