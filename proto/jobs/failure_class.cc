@@ -5,9 +5,9 @@ namespace {
 
 // What the controller or a user decides is neither a failure nor a reason to spend the budget.
 constexpr bool DecisionsAreNotFailures() {
-  for (FailureClass decision : {FailureClass::kNone, FailureClass::kPreempted,
-                                FailureClass::kSuspendedByUser, FailureClass::kDrained,
-                                FailureClass::kCancelledByUser}) {
+  for (FailureClass decision :
+       {FailureClass::kNone, FailureClass::kPreempted, FailureClass::kSuspendedByUser,
+        FailureClass::kDrained, FailureClass::kCancelledByUser}) {
     if (CountsTowardsRestartMax(decision)) {
       return false;
     }

@@ -13,30 +13,30 @@ namespace octavo {
 
 enum class FailureClass : std::uint8_t {
   kNone = 0,
-  kSpecRejected = 1,        // validation said no
-  kGangTimeout = 2,         // a rank did not come to the rendezvous in time
-  kRankExit = 3,            // a rank process ended by itself or by a signal
-  kRankOom = 4,             // out of memory, host or device
-  kCollectiveTimeout = 5,   // a collective waited past its limit
-  kStepStalled = 6,         // heartbeats without steps
-  kWorkerLost = 7,          // session silent beyond the lease
-  kDeviceFault = 8,         // sticky device error
-  kSlotPoisoned = 9,        // a process that does not die, or memory not given back
-  kNumericFailure = 10,     // bounded number of non-finite steps in a row
+  kSpecRejected = 1,       // validation said no
+  kGangTimeout = 2,        // a rank did not come to the rendezvous in time
+  kRankExit = 3,           // a rank process ended by itself or by a signal
+  kRankOom = 4,            // out of memory, host or device
+  kCollectiveTimeout = 5,  // a collective waited past its limit
+  kStepStalled = 6,        // heartbeats without steps
+  kWorkerLost = 7,         // session silent beyond the lease
+  kDeviceFault = 8,        // sticky device error
+  kSlotPoisoned = 9,       // a process that does not die, or memory not given back
+  kNumericFailure = 10,    // bounded number of non-finite steps in a row
   kCheckpointUnusable = 11,
-  kPreempted = 12,          // the controller's decision
+  kPreempted = 12,  // the controller's decision
   kSuspendedByUser = 13,
   kDrained = 14,
   kCancelledByUser = 15,
-  kNoProgress = 16,         // restart.max_without_progress attempts without a step
+  kNoProgress = 16,  // restart.max_without_progress attempts without a step
 };
 inline constexpr std::size_t kFailureClassCount = 17;
 
 struct FailureClassFacts {
-  std::string_view name;           // as on the wire and in metrics
-  bool counts_towards_restart_max; // a real failure
-  bool retryable;                  // another attempt may help
-  std::string_view advice;         // what the reader does next; empty when nothing
+  std::string_view name;            // as on the wire and in metrics
+  bool counts_towards_restart_max;  // a real failure
+  bool retryable;                   // another attempt may help
+  std::string_view advice;          // what the reader does next; empty when nothing
 };
 
 inline constexpr std::array<FailureClassFacts, kFailureClassCount> kFailureClassFacts = {{
@@ -49,7 +49,8 @@ inline constexpr std::array<FailureClassFacts, kFailureClassCount> kFailureClass
     {"STEP_STALLED", true, true, "see the log of the rank that stopped stepping"},
     {"WORKER_LOST", true, true, "see whether the worker's host is up"},
     {"DEVICE_FAULT", true, true, "see the device's health on that worker"},
-    {"SLOT_POISONED", true, true, "end the process named in the message by hand, or restart the host"},
+    {"SLOT_POISONED", true, true,
+     "end the process named in the message by hand, or restart the host"},
     {"NUMERIC_FAILURE", true, false, "lower the learning rate or move the named layer to bf16"},
     {"CHECKPOINT_UNUSABLE", true, true, "run octavo checkpoints verify on the path"},
     {"PREEMPTED", false, true, ""},

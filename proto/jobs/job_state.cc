@@ -8,8 +8,8 @@ constexpr std::array<std::string_view, kJobStateCount> kStateNames = {
     "RESTARTING", "CANCELLING", "SUCCEEDED", "FAILED",     "CANCELLED"};
 
 constexpr std::array<std::string_view, kJobTriggerCount> kTriggerNames = {
-    "attempt_started", "training_began",    "suspend_requested",   "resume_requested",
-    "cancel_requested", "attempt_failed",   "attempt_displaced",   "all_ranks_succeeded",
+    "attempt_started",  "training_began", "suspend_requested", "resume_requested",
+    "cancel_requested", "attempt_failed", "attempt_displaced", "all_ranks_succeeded",
     "ranks_gone",       "given_up"};
 
 // The table, proved.

@@ -1,16 +1,17 @@
 // The life of a job as one checked table: (state, trigger) → state. Pure and constexpr.
 //
-//   PENDING ──attempt_started──► STARTING ──training_began──► RUNNING ──all_ranks_succeeded──► SUCCEEDED
+//   PENDING ──attempt_started──► STARTING ──training_began──► RUNNING ──all_ranks_succeeded──►
+//   SUCCEEDED
 //      ▲                            │ attempt_failed             │
 //      │ resume_requested           ▼                            ▼
-//   SUSPENDED ◄─ranks_gone─ SUSPENDING                       RESTARTING ──attempt_started──► STARTING
-//   any live state ──cancel_requested──► CANCELLING ──ranks_gone──► CANCELLED
-//   STARTING, RUNNING, RESTARTING, SUSPENDING ──given_up──► FAILED
+//   SUSPENDED ◄─ranks_gone─ SUSPENDING                       RESTARTING ──attempt_started──►
+//   STARTING any live state ──cancel_requested──► CANCELLING ──ranks_gone──► CANCELLED STARTING,
+//   RUNNING, RESTARTING, SUSPENDING ──given_up──► FAILED
 //
 // Triggers are wishes (somebody asks), acts of the controller, or evidence (the party that owns the
-// fact has seen it: the worker saw every rank process of the newest attempt end, or there was none).
-// Terminal states are entered by evidence alone: a failed RPC proves nothing. A wish that finds
-// nothing running still goes through SUSPENDING or CANCELLING; the controller then delivers
+// fact has seen it: the worker saw every rank process of the newest attempt end, or there was
+// none). Terminal states are entered by evidence alone: a failed RPC proves nothing. A wish that
+// finds nothing running still goes through SUSPENDING or CANCELLING; the controller then delivers
 // `kRanksGone` at once. What the table lacks is illegal: FAILED_PRECONDITION for a client.
 //
 //   std::optional<JobState> next = NextState(job.state, JobTrigger::kSuspendRequested);
@@ -46,16 +47,16 @@ inline constexpr std::array<JobState, kJobStateCount> kJobStates = {
     JobState::kFailed,    JobState::kCancelled};
 
 enum class JobTrigger : std::uint8_t {
-  kAttemptStarted,      // act: the whole gang is placed and the placement stored
-  kTrainingBegan,       // evidence: every rank has met and loaded
-  kSuspendRequested,    // wish
-  kResumeRequested,     // wish
-  kCancelRequested,     // wish
-  kAttemptFailed,       // evidence: the attempt ended by a failure that may be tried again
-  kAttemptDisplaced,    // evidence: it ended by preemption or drain; not a failure
-  kAllRanksSucceeded,   // evidence: every rank exited 0 after the last step
-  kRanksGone,           // evidence: no rank process of any attempt is left
-  kGivenUp,             // evidence: the attempt ended and the class or the budget allows no other
+  kAttemptStarted,     // act: the whole gang is placed and the placement stored
+  kTrainingBegan,      // evidence: every rank has met and loaded
+  kSuspendRequested,   // wish
+  kResumeRequested,    // wish
+  kCancelRequested,    // wish
+  kAttemptFailed,      // evidence: the attempt ended by a failure that may be tried again
+  kAttemptDisplaced,   // evidence: it ended by preemption or drain; not a failure
+  kAllRanksSucceeded,  // evidence: every rank exited 0 after the last step
+  kRanksGone,          // evidence: no rank process of any attempt is left
+  kGivenUp,            // evidence: the attempt ended and the class or the budget allows no other
 };
 inline constexpr std::size_t kJobTriggerCount = 10;
 

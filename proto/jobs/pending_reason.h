@@ -20,16 +20,15 @@ enum class PendingReason : std::uint8_t {
   kWaitingForPreviousAttempt = 7,
   kWorkersDraining = 8,
 };
-inline constexpr std::string_view kPendingReasonNames[] = {
-    "NONE",
-    "NO_WORKERS",
-    "NO_MATCHING_DEVICE",
-    "EXCEEDS_CLUSTER",
-    "WAITING_FOR_SLOTS",
-    "BEHIND_HIGHER_PRIORITY",
-    "RESTART_BACKOFF",
-    "WAITING_FOR_PREVIOUS_ATTEMPT",
-    "WORKERS_DRAINING"};
+inline constexpr std::string_view kPendingReasonNames[] = {"NONE",
+                                                           "NO_WORKERS",
+                                                           "NO_MATCHING_DEVICE",
+                                                           "EXCEEDS_CLUSTER",
+                                                           "WAITING_FOR_SLOTS",
+                                                           "BEHIND_HIGHER_PRIORITY",
+                                                           "RESTART_BACKOFF",
+                                                           "WAITING_FOR_PREVIOUS_ATTEMPT",
+                                                           "WORKERS_DRAINING"};
 
 constexpr std::string_view Name(PendingReason reason) {
   return kPendingReasonNames[static_cast<std::size_t>(reason)];

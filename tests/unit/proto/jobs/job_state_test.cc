@@ -13,11 +13,11 @@ namespace {
 
 TEST(JobStateTest, TheStraightLifeEndsInSucceeded) {
   JobState state = JobState::kPending;
-  for (JobTrigger trigger : {JobTrigger::kAttemptStarted, JobTrigger::kTrainingBegan,
-                             JobTrigger::kAttemptFailed, JobTrigger::kAttemptStarted,
-                             JobTrigger::kTrainingBegan, JobTrigger::kSuspendRequested,
-                             JobTrigger::kRanksGone, JobTrigger::kResumeRequested,
-                             JobTrigger::kAttemptStarted, JobTrigger::kAllRanksSucceeded}) {
+  for (JobTrigger trigger :
+       {JobTrigger::kAttemptStarted, JobTrigger::kTrainingBegan, JobTrigger::kAttemptFailed,
+        JobTrigger::kAttemptStarted, JobTrigger::kTrainingBegan, JobTrigger::kSuspendRequested,
+        JobTrigger::kRanksGone, JobTrigger::kResumeRequested, JobTrigger::kAttemptStarted,
+        JobTrigger::kAllRanksSucceeded}) {
     const std::optional<JobState> next = NextState(state, trigger);
     ASSERT_TRUE(next.has_value()) << Name(state) << " + " << Name(trigger);
     state = *next;
@@ -108,11 +108,10 @@ TEST(FailureClassTest, NamesRoundTrip) {
 
 TEST(PendingReasonTest, EverySentenceCarriesTheThreeNumbers) {
   for (int i = 1; i <= 8; ++i) {
-    const std::string text =
-        Sentence(static_cast<PendingReason>(i), {.slots_needed = 71,
-                                                 .slots_free = 52,
-                                                 .slots_largest_possible = 63,
-                                                 .other_job = "jobs/first"});
+    const std::string text = Sentence(static_cast<PendingReason>(i), {.slots_needed = 71,
+                                                                      .slots_free = 52,
+                                                                      .slots_largest_possible = 63,
+                                                                      .other_job = "jobs/first"});
     EXPECT_NE(text.find("71"), std::string::npos) << text;
     EXPECT_NE(text.find("52"), std::string::npos) << text;
     EXPECT_NE(text.find("63"), std::string::npos) << text;
