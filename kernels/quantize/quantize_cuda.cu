@@ -1,0 +1,382 @@
+// Quantise on the GPU: rows, rows and columns in one pass, 128×128 blocks, one scale a tensor; amax
+// and dequantise. Tiles and statistics are in quantize_tiles.cuh; memory-bound, so each element is
+// read once with 16-byte loads, four in flight a lane.
+#include "base/check.h"
+#include "kernels/cuda/context.h"
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/ops_cuda.h"
+#include "kernels/quantize/quantize_tiles.cuh"
+
+namespace octavo::cuda {
+namespace {
+
+// ---------------------------------------------------------------- 128×128 blocks
+
+struct BlocksParams {
+  const float* w;
+  std::int64_t n, k;
+  bool e5m2, pow2;
+  float format_max;
+  QuantizeTarget row, col;
+  StatSlot* stats;
+};
+
+// One 128×128 tile a block: held in registers (8 rows × 8 columns a thread) between amax and cast.
+// The codes are transposed as bytes: a 2-D tile is its own transpose.
+__global__ void __launch_bounds__(256, 2) quantize_blocks_kernel(BlocksParams p) {
+  __shared__ __align__(16) std::uint8_t codes_t[128 * 128];
+  __shared__ std::uint32_t part[8];
+  const int lane16 = threadIdx.x & 15, slot = threadIdx.x >> 4;
+  const std::int64_t tiles_n = p.n / 128, tiles_k = p.k / 128;
+  const std::int64_t group = blockIdx.x / (tiles_n * tiles_k);
+  const std::int64_t tile_n = blockIdx.x / tiles_k % tiles_n, tile_k = blockIdx.x % tiles_k;
+  const std::int64_t row0 = group * p.n + tile_n * 128, col0 = tile_k * 128;
+
+  Raw8<float> raw[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    LoadRaw(p.w + (row0 + slot * 8 + i) * p.k + col0 + lane16 * 8, raw[i]);
+  }
+  ThreadStats stats;
+  std::uint32_t largest_all = 0, smallest_all = 0xFFFFFFFFu;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    float v[8];
+    Unpack(raw[i], v);
+    std::uint32_t bits[8], largest, smallest;
+    Extremes8(v, bits, largest, smallest, true, stats);
+    largest_all = max(largest_all, largest);
+    smallest_all = min(smallest_all, smallest);
+  }
+  const std::uint32_t warp_amax = __reduce_max_sync(kFullMask, largest_all);
+  if ((threadIdx.x & 31) == 0) {
+    part[threadIdx.x >> 5] = warp_amax;
+  }
+  __syncthreads();
+  std::uint32_t amax = part[0];
+#pragma unroll
+  for (int w = 1; w < 8; ++w) {
+    amax = max(amax, part[w]);
+  }
+  const float quant_scale =
+      QuantScaleFromAmax(__uint_as_float(amax), p.format_max, p.pow2, 0);
+  const float dequant_scale = DequantScaleFromQuantScale(quant_scale);
+
+  uint2 codes[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    float v[8];
+    Unpack(raw[i], v);
+    codes[i] = Encode8(p.e5m2, v, quant_scale);
+    if (p.row.q != nullptr) {
+      *reinterpret_cast<uint2*>(p.row.q + (row0 + slot * 8 + i) * p.row.ld + col0 + lane16 * 8) =
+          codes[i];
+    }
+    CountCast8(p.e5m2, v, codes[i], quant_scale, largest_all, smallest_all, stats);
+  }
+  if (p.col.q != nullptr) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      std::uint32_t b[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        b[i] = ((j < 4 ? codes[i].x : codes[i].y) >> (8 * (j & 3))) & 0xFFu;
+      }
+      StoreTransposed(codes_t, lane16 * 8 + j, slot,
+                      make_uint2(b[0] | b[1] << 8 | b[2] << 16 | b[3] << 24,
+                                 b[4] | b[5] << 8 | b[6] << 16 | b[7] << 24));
+    }
+    __syncthreads();
+    WriteTransposed<256>(codes_t, 128,
+                         p.col.q + (group * p.k + col0) * p.col.ld + tile_n * 128, p.col.ld);
+  }
+  if (threadIdx.x == 0) {
+    if (p.row.q != nullptr) {
+      p.row.scale[(row0 / 128) * p.row.row_stride + tile_k * p.row.tile_stride] = dequant_scale;
+    }
+    if (p.col.q != nullptr) {
+      p.col.scale[(group * tiles_k + tile_k) * p.col.row_stride + tile_n * p.col.tile_stride] =
+          dequant_scale;
+    }
+    NoteScale(amax, dequant_scale, stats);
+  }
+  FlushStats(p.stats != nullptr ? p.stats + group : nullptr, stats, 128 * 128);
+}
+
+// ---------------------------------------------------------------- amax and per-tensor scales
+
+// Largest finite magnitude of 32 rows; a warp reads a row.
+template <class T>
+__global__ void __launch_bounds__(256) amax_kernel(const T* x, std::int64_t rows, std::int64_t cols,
+                                                   Groups groups, float* amax,
+                                                   std::int32_t* has_nonfinite) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x) * 32;
+  const RowOwner owner = FindOwner(groups, row0);
+  ThreadStats stats;
+  std::uint32_t best = 0;
+  for (int rr = warp; rr < 32; rr += 8) {
+    const std::int64_t row = row0 + rr;
+    if (row >= rows || row >= owner.real_end) {
+      break;
+    }
+    const T* src = x + row * cols;
+    for (std::int64_t c0 = lane * 8; c0 < cols; c0 += 1024) {
+      Raw8<T> raw[4];
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        if (c0 + u * 256 < cols) {
+          LoadRaw(src + c0 + u * 256, raw[u]);
+        } else {
+          ZeroRaw(raw[u]);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        float v[8];
+        Unpack(raw[u], v);
+        std::uint32_t bits[8], largest, smallest;
+        Extremes8(v, bits, largest, smallest, true, stats);
+        best = max(best, largest);
+      }
+    }
+  }
+  best = __reduce_max_sync(kFullMask, best);
+  const std::uint32_t nonfinite = __reduce_add_sync(kFullMask, stats.nonfinite);
+  if (lane == 0 && owner.group >= 0) {
+    AtomicMaxPositive(amax + owner.group, __uint_as_float(best));
+    if (nonfinite != 0 && has_nonfinite != nullptr) {
+      has_nonfinite[owner.group] = 1;
+    }
+  }
+}
+
+__global__ void scale_from_amax_kernel(const float* amax, std::int64_t n, float format_max,
+                                       bool pow2, int margin, float* quant, float* dequant) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) {
+    const ScalePair pair = ScaleFromAmaxPair(amax[i], format_max, pow2, margin);
+    quant[i] = pair.quant_scale;
+    dequant[i] = pair.dequant_scale;
+  }
+}
+
+// D = 1/Q a group, and its minimum and maximum where the group held anything.
+__global__ void tensor_scale_kernel(const float* quant, int groups, float* row, float* col,
+                                    StatSlot* stats) {
+  const int g = blockIdx.x * blockDim.x + threadIdx.x;
+  if (g >= groups) {
+    return;
+  }
+  const float d = DequantScaleFromQuantScale(quant[g]);
+  if (row != nullptr) {
+    row[g] = d;
+  }
+  if (col != nullptr) {
+    col[g] = d;
+  }
+  if (stats != nullptr && stats[g].amax > 0) {
+    AtomicMinPositive(&stats[g].dequant_scale_min, d);
+    AtomicMaxPositive(&stats[g].dequant_scale_max, d);
+  }
+}
+
+// ---------------------------------------------------------------- dequantise
+
+// Eight codes a lane (kVector), or one where widths are odd.
+template <class T, bool kVector>
+__global__ void __launch_bounds__(256) dequantize_kernel(QTensor src, std::int64_t ld, Groups groups,
+                                                         T* dst) {
+  constexpr int kStep = kVector ? 8 : 1;
+  const int lane = threadIdx.x & 31;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * 8 + (threadIdx.x >> 5);
+  if (row >= src.rows) {
+    return;
+  }
+  const RowOwner owner = groups.count > 0 ? FindOwner(groups, row) : RowOwner{0, src.rows};
+  const bool real = row < owner.real_end;
+  const bool e5m2 = src.format == DType::kE5M2;
+  const float* scale_row = src.dequant_scale;
+  int shift = 63;  // one scale a row of the loop below
+  switch (src.tiling) {
+    case Tiling::kTensor:
+      scale_row += owner.group >= 0 ? owner.group : 0;
+      break;
+    case Tiling::kBlock128:
+      scale_row += row / 128 * src.scale_row_stride;
+      shift = 7;
+      break;
+    case Tiling::kRow32:
+      scale_row += row * src.scale_row_stride;
+      shift = 5;
+      break;
+    default:
+      scale_row += row * src.scale_row_stride;
+      shift = 7;
+  }
+  for (std::int64_t c = lane * kStep; c < src.cols; c += 32 * kStep) {
+    float v[kStep];
+    if (real) {
+      const float d = scale_row[shift == 63 ? 0 : (c >> shift) * src.scale_tile_stride];
+      if (kVector) {
+        float q[8];
+        Decode8(e5m2, *reinterpret_cast<const uint2*>(src.q + row * ld + c), q);
+#pragma unroll
+        for (int j = 0; j < kStep; ++j) {
+          v[j] = __fmul_rn(q[j], d);
+        }
+      } else {
+        v[0] = __fmul_rn(Fp8Decode(src.format, src.q[row * ld + c]), d);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) {
+        v[j] = 0.0f;
+      }
+    }
+    if constexpr (kVector) {
+      Store8(dst + row * src.cols + c, v);
+    } else {
+      dst[row * src.cols + c] = FromFloat<T>(v[0]);
+    }
+  }
+}
+
+template <class T>
+void LaunchDequantize(cudaStream_t stream, const DequantizeArgs& a) {
+  const std::int64_t ld = a.src.stride();
+  T* dst = static_cast<T*>(a.dst);
+  if (a.src.cols % 8 == 0 && ld % 8 == 0) {
+    dequantize_kernel<T, true>
+        <<<Blocks(a.src.rows, 8), 256, 0, stream>>>(a.src, ld, MakeGroups(a.groups), dst);
+  } else {
+    dequantize_kernel<T, false>
+        <<<Blocks(a.src.rows, 8), 256, 0, stream>>>(a.src, ld, MakeGroups(a.groups), dst);
+  }
+}
+
+QuantizeParams MakeParams(const RowGroups& groups, std::int64_t cols, DType format, bool pow2,
+                          const QTensor& row, const QTensor& col, StatSlot* stats) {
+  OCTAVO_CHECK(IsFp8(format), "format = %d is not FP8", static_cast<int>(format));
+  OCTAVO_CHECK(row.present() || col.present(), "neither a row-wise nor a column-wise copy wanted");
+  OCTAVO_CHECK(cols % 8 == 0, "cols = %lld must be a multiple of 8", static_cast<long long>(cols));
+  OCTAVO_CHECK(!col.present() || col.stride() % 16 == 0,
+               "the column-wise copy's row stride %lld must be a multiple of 16",
+               static_cast<long long>(col.stride()));
+  return QuantizeParams{.groups = MakeGroups(groups),
+                        .rows = groups.padded_rows,
+                        .cols = cols,
+                        .e5m2 = format == DType::kE5M2,
+                        .pow2 = pow2,
+                        .format_max = Fp8Max(format),
+                        .row = MakeTarget(row),
+                        .col = MakeTarget(col),
+                        .quant_scale = nullptr,
+                        .stats = stats};
+}
+
+template <int kTile>
+void LaunchDense(OpsContext* context, const void* x, DType dtype, const QuantizeParams& p) {
+  if (dtype == DType::kBF16) {
+    LaunchQuantize<DenseSource<bf16>, kTile, true>(
+        context->stream, DenseSource<bf16>{static_cast<const bf16*>(x), p.cols}, p);
+  } else {
+    OCTAVO_CHECK(dtype == DType::kF32, "x_dtype = %d must be kBF16 or kF32", static_cast<int>(dtype));
+    LaunchQuantize<DenseSource<float>, kTile, true>(
+        context->stream, DenseSource<float>{static_cast<const float*>(x), p.cols}, p);
+  }
+}
+
+}  // namespace
+
+void QuantizeRows(OpsContext* context, const QuantizeRowsArgs& a) {
+  const QuantizeParams p =
+      MakeParams(a.groups, a.cols, a.rule.format, a.rule.pow2, a.row, a.col, a.stats);
+  if (a.rule.tiling == Tiling::kRow32) {
+    OCTAVO_CHECK(a.cols % 32 == 0, "cols = %lld must be a multiple of 32",
+                 static_cast<long long>(a.cols));
+    LaunchDense<32>(context, a.x, a.x_dtype, p);
+  } else {
+    OCTAVO_CHECK(a.rule.tiling == Tiling::kRow128 && a.cols % 128 == 0,
+                 "tiling %d with cols = %lld: rows are tiled by 128 (or 32) columns",
+                 static_cast<int>(a.rule.tiling), static_cast<long long>(a.cols));
+    LaunchDense<128>(context, a.x, a.x_dtype, p);
+  }
+  context->Launched("quantize_rows");
+}
+
+void QuantizeBlocks(OpsContext* context, const QuantizeBlocksArgs& a) {
+  OCTAVO_CHECK(a.n % 128 == 0 && a.k % 128 == 0, "weights [%lld, %lld] must be multiples of 128",
+               static_cast<long long>(a.n), static_cast<long long>(a.k));
+  const std::int64_t blocks = a.groups * (a.n / 128) * (a.k / 128);
+  if (blocks == 0) {
+    return;
+  }
+  BlocksParams p{a.w,
+                 a.n,
+                 a.k,
+                 a.rule.format == DType::kE5M2,
+                 a.rule.pow2,
+                 Fp8Max(a.rule.format),
+                 MakeTarget(a.row),
+                 MakeTarget(a.col),
+                 a.stats};
+  quantize_blocks_kernel<<<static_cast<unsigned>(blocks), 256, 0, context->stream>>>(p);
+  context->Launched("quantize_blocks");
+}
+
+void Amax(OpsContext* context, const AmaxArgs& a) {
+  OCTAVO_CHECK(a.cols % 8 == 0, "cols = %lld must be a multiple of 8", static_cast<long long>(a.cols));
+  cudaMemsetAsync(a.amax, 0, sizeof(float) * a.groups.count, context->stream);
+  if (a.has_nonfinite != nullptr) {
+    cudaMemsetAsync(a.has_nonfinite, 0, sizeof(std::int32_t) * a.groups.count, context->stream);
+  }
+  const std::int64_t rows = a.groups.padded_rows;
+  if (rows > 0) {
+    const unsigned blocks = Blocks(rows, 32);
+    if (a.x_dtype == DType::kBF16) {
+      amax_kernel<<<blocks, 256, 0, context->stream>>>(static_cast<const bf16*>(a.x), rows, a.cols,
+                                                       MakeGroups(a.groups), a.amax,
+                                                       a.has_nonfinite);
+    } else {
+      amax_kernel<<<blocks, 256, 0, context->stream>>>(static_cast<const float*>(a.x), rows, a.cols,
+                                                       MakeGroups(a.groups), a.amax,
+                                                       a.has_nonfinite);
+    }
+  }
+  context->Launched("amax");
+}
+
+void ScaleFromAmax(OpsContext* context, const ScaleFromAmaxArgs& a) {
+  if (a.n > 0) {
+    scale_from_amax_kernel<<<Blocks(a.n, 128), 128, 0, context->stream>>>(
+        a.amax, a.n, Fp8Max(a.rule.format), a.rule.pow2, a.rule.margin, a.quant_scale,
+        a.dequant_scale);
+  }
+  context->Launched("scale_from_amax");
+}
+
+void QuantizeTensor(OpsContext* context, const QuantizeTensorArgs& a) {
+  QuantizeParams p = MakeParams(a.groups, a.cols, a.format, false, a.row, a.col, a.stats);
+  p.quant_scale = a.quant_scale;
+  LaunchDense<0>(context, a.x, a.x_dtype, p);
+  if (a.groups.count > 0) {
+    tensor_scale_kernel<<<Blocks(a.groups.count, 128), 128, 0, context->stream>>>(
+        a.quant_scale, a.groups.count, a.row.present() ? a.row.dequant_scale : nullptr,
+        a.col.present() ? a.col.dequant_scale : nullptr, a.stats);
+  }
+  context->Launched("quantize_tensor");
+}
+
+void Dequantize(OpsContext* context, const DequantizeArgs& a) {
+  if (a.src.rows > 0 && a.src.cols > 0) {
+    if (a.dst_dtype == DType::kBF16) {
+      LaunchDequantize<bf16>(context->stream, a);
+    } else {
+      LaunchDequantize<float>(context->stream, a);
+    }
+  }
+  context->Launched("dequantize");
+}
+
+}  // namespace octavo::cuda

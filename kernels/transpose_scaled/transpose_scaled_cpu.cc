@@ -1,0 +1,99 @@
+// Scaling-aware transpose (NUMERICS 6): codes move between row tiles and column tiles by exponent
+// arithmetic alone, so nothing is rounded twice.
+//
+// For each 128×128 tile the column tile's exponent is the largest of the rows'; row r loses
+// k = e* − e_row exponent steps. A table of RescaleCode per k does the rows; k = 0 is a copy.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "base/check.h"
+#include "kernels/cpu/ops_cpu.h"
+#include "kernels/formats/scale.h"
+#include "kernels/quantize/quantize_block.h"
+
+namespace octavo::cpu {
+namespace {
+
+constexpr int kLastShift = 19;  // from here on every finite code is zero
+
+using RescaleTable = std::array<std::array<std::uint8_t, 256>, kLastShift + 1>;
+
+constexpr RescaleTable MakeRescaleTable() {
+  RescaleTable table{};
+  for (int k = 0; k <= kLastShift; ++k) {
+    for (int code = 0; code < 256; ++code) {
+      table[static_cast<std::size_t>(k)][static_cast<std::size_t>(code)] =
+          RescaleCode(static_cast<std::uint8_t>(code), k);
+    }
+  }
+  return table;
+}
+constexpr RescaleTable kRescale = MakeRescaleTable();
+
+int ExponentField(float power_of_two) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(power_of_two);
+  OCTAVO_CHECK((bits & 0x807FFFFFu) == 0 && bits != 0,
+               "transpose_scaled needs power-of-two dequant_scales, found bits %08x", bits);
+  return static_cast<int>(bits >> 23);
+}
+
+// Writes q · 2^-k to out; returns how many nonzero codes became zero.
+std::uint64_t RescaleRow(const std::uint8_t* q, int k, std::int64_t n, std::uint8_t* out) {
+  if (k == 0) {
+    std::memcpy(out, q, static_cast<std::size_t>(n));
+    return 0;
+  }
+  const auto& table = kRescale[static_cast<std::size_t>(std::min(k, kLastShift))];
+  std::uint64_t flushed = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    out[i] = table[q[i]];
+    flushed += (q[i] & 0x7F) != 0 && (out[i] & 0x7F) == 0 ? 1u : 0u;
+  }
+  return flushed;
+}
+
+}  // namespace
+
+void TransposeScaled(OpsContext* ops_context, const TransposeScaledArgs& args) {
+  const QTensor& src = args.src;
+  const QTensor& dst = args.dst;
+  OCTAVO_CHECK(src.tiling == Tiling::kRow128 && dst.tiling == Tiling::kRow128 &&
+                   src.format == DType::kE4M3 && dst.format == DType::kE4M3,
+               "transpose_scaled takes 1×128 tiles of E4M3");
+  OCTAVO_CHECK(src.cols % kTile == 0, "transpose_scaled: cols = %lld is not a multiple of 128",
+               static_cast<long long>(src.cols));
+  CheckQTensor(src, args.groups.padded_rows, src.cols, "transpose_scaled, src");
+  CheckQTensor(dst, src.cols, RoundUp(src.rows, kTile), "transpose_scaled, dst");
+  auto* codes = Get(ops_context).codes.Get<std::uint8_t>(kTile * kTile);
+  ForEachBand(args.groups, [&](const Band& band) {
+    std::uint64_t flushed = 0;
+    for (std::int64_t c = 0; c < src.cols; c += kTile) {
+      int exponent[kTile];
+      int largest = 1;  // 2^-126, what padding and all-zero rows carry
+      for (std::int64_t r = 0; r < band.real; ++r) {
+        exponent[r] = ExponentField(src.dequant_scale[(band.row + r) * src.scale_row_stride +
+                                                      c / kTile * src.scale_tile_stride]);
+        largest = std::max(largest, exponent[r]);
+      }
+      for (std::int64_t r = 0; r < band.real; ++r) {
+        flushed += RescaleRow(src.q + (band.row + r) * src.stride() + c, largest - exponent[r],
+                              kTile, codes + r * kTile);
+      }
+      std::memset(codes + band.real * kTile, 0,
+                  static_cast<std::size_t>((kTile - band.real) * kTile));
+      TransposeBytes({codes, kTile}, kTile, kTile,
+                     {dst.q + c * dst.stride() + band.row, dst.stride()});
+      for (std::int64_t i = 0; i < kTile; ++i) {
+        dst.dequant_scale[(c + i) * dst.scale_row_stride +
+                          band.row / kTile * dst.scale_tile_stride] = PowerOfTwo(largest - 127);
+      }
+    }
+    if (args.stats != nullptr) {
+      args.stats[band.group].transpose_flushed += flushed;
+    }
+  });
+}
+
+}  // namespace octavo::cpu

@@ -1,0 +1,182 @@
+// Scaling-aware transpose on the GPU: 128×128 codes a block.
+//
+// A thread loads 16 bytes (16 columns of one row) four times; rows 4 apart in shared memory are
+// gathered as 4×4 bytes and written as 16-byte runs of a column. The rescale by 2^-k is done in
+// FP16: cvt E4M3 → FP16 is exact, the product with 2^-k is exact or so small that it rounds to zero
+// either way (k is cut at 20), and cvt FP16 → E4M3 rounds to nearest even into the subnormals,
+// which is NUMERICS 6. Only NaN codes need a look: the conversion drops their sign.
+#include <cuda_fp16.h>
+
+#include "base/check.h"
+#include "kernels/cuda/context.h"
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/ops_cuda.h"
+
+namespace octavo::cuda {
+namespace {
+
+struct TransposeParams {
+  const std::uint8_t* q;
+  std::int64_t ld, rows, cols;
+  const float* scale;
+  std::int64_t row_stride, tile_stride;
+  std::uint8_t* out;
+  std::int64_t out_ld;
+  float* out_scale;
+  std::int64_t out_row_stride, out_tile_stride;
+  Groups groups;
+  StatSlot* stats;
+};
+
+__device__ __forceinline__ std::uint32_t Rescale4(std::uint32_t codes, __half2 factor) {
+  const __half2_raw lo = __nv_cvt_fp8x2_to_halfraw2(
+      static_cast<__nv_fp8x2_storage_t>(codes & 0xFFFFu), __NV_E4M3);
+  const __half2_raw hi =
+      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes >> 16), __NV_E4M3);
+  const __half2 a = __hmul2(__half2(lo), factor), b = __hmul2(__half2(hi), factor);
+  const std::uint32_t x =
+      __nv_cvt_halfraw2_to_fp8x2(static_cast<__half2_raw>(a), __NV_SATFINITE, __NV_E4M3);
+  const std::uint32_t y =
+      __nv_cvt_halfraw2_to_fp8x2(static_cast<__half2_raw>(b), __NV_SATFINITE, __NV_E4M3);
+  return x | (y << 16);
+}
+
+// 0x80 in every byte whose magnitude is not zero.
+__device__ __forceinline__ std::uint32_t NonzeroBytes(std::uint32_t w) {
+  return ((w & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) & 0x80808080u;
+}
+// 0x80 in every byte that is a NaN code.
+__device__ __forceinline__ std::uint32_t NanBytes(std::uint32_t w) {
+  return ((w & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u;
+}
+
+// A word holds 4 columns of one row; word g of row r rests at [r][g ^ Swizzle(r)], so that neither
+// the stores (4 rows a warp) nor the gather (8 row groups × 4 words a warp) meet in a bank.
+__device__ __forceinline__ int Swizzle(int r) { return ((r >> 2) & 31) ^ (r & 3); }
+
+__global__ void __launch_bounds__(256) transpose_scaled_kernel(TransposeParams p) {
+  __shared__ __align__(16) std::uint32_t tile[128][32];
+  __shared__ float row_scale[128];
+  __shared__ std::uint32_t part[4];
+  const std::int64_t col_tiles = p.cols / 128;
+  const std::int64_t row0 = blockIdx.x / col_tiles * 128, tile_c = blockIdx.x % col_tiles;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+
+  uint4 words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int index = threadIdx.x + 256 * i, r = index >> 3, c16 = index & 7;
+    words[i] = LoadStream(p.q + (row0 + r) * p.ld + tile_c * 128 + c16 * 16);
+  }
+  if (threadIdx.x < 128) {
+    const float d = p.scale[(row0 + threadIdx.x) * p.row_stride + tile_c * p.tile_stride];
+    row_scale[threadIdx.x] = d;
+    const std::uint32_t top = __reduce_max_sync(kFullMask, __float_as_uint(d));
+    if (lane == 0) {
+      part[warp] = top;
+    }
+  }
+  const RowOwner owner = FindOwner(p.groups, row0);
+  __syncthreads();
+  const std::uint32_t top = max(max(part[0], part[1]), max(part[2], part[3]));
+  const int top_exponent = static_cast<int>(top >> 23);
+
+  std::uint32_t lost_bytes = 0;  // four counters of a byte each: at most 16 a byte and thread
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int index = threadIdx.x + 256 * i, r = index >> 3, c16 = index & 7;
+    std::uint32_t w[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
+    const int k = min(top_exponent - static_cast<int>(__float_as_uint(row_scale[r]) >> 23), 20);
+    if (k > 0) {
+      // 2^-k in FP16: normal down to 2^-14, subnormal below.
+      const unsigned short bits =
+          static_cast<unsigned short>(k <= 14 ? (15 - k) << 10 : 1 << (24 - k));
+      const __half2 factor = __half2half2(__ushort_as_half(bits));
+      const bool real = row0 + r < owner.real_end;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const std::uint32_t before = w[j];
+        std::uint32_t after = Rescale4(before, factor);
+        const std::uint32_t nan = NanBytes(before);
+        if (nan != 0) {
+          const std::uint32_t mask = (nan >> 7) * 0xFFu;
+          after = (after & ~mask) | (before & mask);
+        }
+        const std::uint32_t lost = NonzeroBytes(before) & ~NonzeroBytes(after);
+        lost_bytes += real ? lost >> 7 : 0;
+        w[j] = after;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      tile[r][(c16 * 4 + j) ^ Swizzle(r)] = w[j];
+    }
+  }
+  __syncthreads();
+
+  // Thread: 4 columns (word g) and 16 rows, as four 4×4 byte transposes.
+  const int g = threadIdx.x >> 3, rows16 = threadIdx.x & 7;
+  std::uint32_t out[4][4];
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    const int r = rows16 * 16 + b * 4;
+    std::uint32_t a[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      a[i] = tile[r + i][g ^ Swizzle(r + i)];
+    }
+    const std::uint32_t t0 = __byte_perm(a[0], a[1], 0x5140), t1 = __byte_perm(a[2], a[3], 0x5140);
+    const std::uint32_t t2 = __byte_perm(a[0], a[1], 0x7362), t3 = __byte_perm(a[2], a[3], 0x7362);
+    out[0][b] = __byte_perm(t0, t1, 0x5410);
+    out[1][b] = __byte_perm(t0, t1, 0x7632);
+    out[2][b] = __byte_perm(t2, t3, 0x5410);
+    out[3][b] = __byte_perm(t2, t3, 0x7632);
+  }
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    std::uint8_t* dst = p.out + (tile_c * 128 + g * 4 + c) * p.out_ld + row0 + rows16 * 16;
+    *reinterpret_cast<uint4*>(dst) = make_uint4(out[c][0], out[c][1], out[c][2], out[c][3]);
+  }
+  if (threadIdx.x < 128) {
+    p.out_scale[(tile_c * 128 + threadIdx.x) * p.out_row_stride + (row0 / 128) * p.out_tile_stride] =
+        __uint_as_float(top);
+  }
+  const std::uint32_t lost_total =
+      __reduce_add_sync(kFullMask, (lost_bytes & 0xFFu) + ((lost_bytes >> 8) & 0xFFu) +
+                                       ((lost_bytes >> 16) & 0xFFu) + (lost_bytes >> 24));
+  if (lane == 0 && p.stats != nullptr && owner.group >= 0) {
+    AtomicAddNonzero(&p.stats[owner.group].transpose_flushed, lost_total);
+  }
+}
+
+}  // namespace
+
+void TransposeScaled(OpsContext* context, const TransposeScaledArgs& a) {
+  const std::int64_t rows = a.groups.padded_rows, cols = a.src.cols;
+  OCTAVO_CHECK(a.src.format == DType::kE4M3 && a.src.tiling == Tiling::kRow128,
+               "the scaling-aware transpose takes E4M3 with 1×128 tiles");
+  OCTAVO_CHECK(cols % 128 == 0 && rows % 128 == 0, "[%lld, %lld] must be multiples of 128",
+               static_cast<long long>(rows), static_cast<long long>(cols));
+  const std::int64_t blocks = (rows / 128) * (cols / 128);
+  if (blocks == 0) {
+    return;
+  }
+  const TransposeParams p{a.src.q,
+                          a.src.stride(),
+                          rows,
+                          cols,
+                          a.src.dequant_scale,
+                          a.src.scale_row_stride,
+                          a.src.scale_tile_stride,
+                          a.dst.q,
+                          a.dst.stride(),
+                          a.dst.dequant_scale,
+                          a.dst.scale_row_stride,
+                          a.dst.scale_tile_stride,
+                          MakeGroups(a.groups),
+                          a.stats};
+  transpose_scaled_kernel<<<static_cast<unsigned>(blocks), 256, 0, context->stream>>>(p);
+  context->Launched("transpose_scaled");
+}
+
+}  // namespace octavo::cuda
