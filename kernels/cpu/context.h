@@ -43,9 +43,9 @@ class Scratch {
 
 // One thread uses a context at a time.
 struct Context final : OpsContext {
-  Scratch operand_a, operand_b, product;  // FP32 panels of the matrix products
-  Scratch block, row;                     // FP32: a 128×128 block; one row
-  Scratch codes, band_codes;              // FP8: a 128×128 block; 128 rows
+  Scratch operand_a, operand_b, product, wide_c;  // FP32 panels of the matrix products
+  Scratch block, row;                             // FP32: a 128×128 block; one row
+  Scratch codes, band_codes;                      // FP8: a 128×128 block; 128 rows
 };
 
 inline Context& Get(OpsContext* context) { return *static_cast<Context*>(context); }
