@@ -116,6 +116,7 @@ class Evaluation {
     d.plan_after = before_.version + 1;
     out_.decisions.push_back(std::move(d));
     state_.windows.Reset(site);
+    state_.switching.insert(site);
   }
 
   void Alert(std::string sentence) { out_.alerts.push_back(std::move(sentence)); }
@@ -252,7 +253,10 @@ void PolicyOnStart(const PolicyConfig& config, PolicyState& state, std::int64_t 
 void PolicyOnApplied(const PolicyConfig& config, PolicyState& state, std::int64_t version,
                      std::int64_t step) {
   if (version >= state.awaited_version) {
-    state.grace_until = std::max(state.grace_until, step + config.grace_steps);
+    for (const OpSite& site : state.switching) {
+      state.site_grace_until[site] = step + config.grace_steps;
+    }
+    state.switching.clear();
   }
 }
 
@@ -265,6 +269,7 @@ void PolicyOnOperator(PolicyState& state, const std::vector<OpSite>& sites, bool
     }
     state.sites.erase(site);
     state.windows.Reset(site);
+    state.switching.insert(site);
   }
 }
 
@@ -334,9 +339,15 @@ PolicyOutput PolicyOnSnapshot(const PolicyConfig& config, PolicyState& state,
   if (config.automatic) {
     GatherEvidence(state, snapshot);
   }
+  // Inside a grace only non-finite values count.
+  std::erase_if(firings, [&](const Firing& f) {
+    const auto site = state.site_grace_until.find(f.site);
+    const std::int64_t until = site == state.site_grace_until.end()
+                                   ? state.grace_until
+                                   : std::max(site->second, state.grace_until);
+    return snapshot.last_step < until && f.signal != Signal::kNonfinite;
+  });
   if (snapshot.last_step < state.grace_until) {
-    // Inside the grace only non-finite values count.
-    std::erase_if(firings, [](const Firing& f) { return f.signal != Signal::kNonfinite; });
     AnswerFirings(config, state, plan, firings, evaluation);
     return evaluation.Finish();
   }

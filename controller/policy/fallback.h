@@ -64,7 +64,11 @@ struct PolicyState {
   std::map<OpSite, SiteState> sites;
   std::set<OpSite> operator_sites;  // in the operator's hands
   std::deque<double> losses;        // newest last, at most kLossWindow
-  std::int64_t grace_until = 0;     // no decision before this step, non-finite values excepted
+  std::int64_t grace_until = 0;     // after start, resume: no decision, non-finite values excepted
+  // After a switch the switched sites alone are left in peace: a busy layer must not blind the policy
+  // to the others.
+  std::set<OpSite> switching;                   // changed by a plan that ranks have not applied yet
+  std::map<OpSite, std::int64_t> site_grace_until;
   std::int64_t awaited_version = 0; // snapshots of older plans are not judged
   std::int64_t next_choice_step = 0;
   // auto: evidence per (site, tensor, candidate) since the last choice, plain sums.
@@ -73,7 +77,7 @@ struct PolicyState {
 
 // Start or resume of an attempt at `step`: windows empty, grace begins.
 void PolicyOnStart(const PolicyConfig& config, PolicyState& state, std::int64_t step);
-// All ranks run `version` from `step` on: grace begins.
+// All ranks run `version` from `step` on: grace begins for the sites it switched.
 void PolicyOnApplied(const PolicyConfig& config, PolicyState& state, std::int64_t version,
                      std::int64_t step);
 // An operator set these sites; they leave the policy's hands (release = back into them).

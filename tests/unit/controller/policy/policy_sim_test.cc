@@ -61,8 +61,8 @@ TEST(PolicySimulation, TenThousandRandomHistoriesKeepThePromises) {
       const auto before = run.decisions.size();
       const bool was_fp8 = run.plan.Resolve(bad.layer, bad.op).is_fp8();
       // Promised: within the grace that remains, plus the longest run a signal needs.
-      const std::int64_t grace =
-          std::max<std::int64_t>(0, run.state.grace_until - run.step) / run.interval + 1;
+      const std::int64_t until = std::max(run.state.grace_until, run.state.site_grace_until[bad]);
+      const std::int64_t grace = std::max<std::int64_t>(0, until - run.step) / run.interval + 1;
       run.Run(static_cast<int>(grace) + kFlushedRunning);
       if (was_fp8) {
         bool fell = false;
