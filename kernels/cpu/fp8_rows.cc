@@ -283,8 +283,9 @@ HWY_INLINE void TileLoop(const RowTiles& row, const T* x, RowTileCounts* counts)
       counts->scan.zeros += Hits(scan.zeros);
     }
     const float amax = std::bit_cast<float>(amax_bits);
-    const ScalePair scale = row.mx ? MxScaleFromAmax(amax, Format::kMax)
-                                   : ScaleFromAmaxPair(amax, Format::kMax, row.pow2, 0);
+    const ScalePair scale =
+        row.mx ? MxScaleFromAmax(amax, Format::kMax)
+               : ScaleFromAmaxPair(amax, Format::kMax, row.pow2, 0, row.min_dequant_scale);
     const VF factor = hn::Set(F32(), scale.quant_scale);
     if (wild) {
       Cast cast;

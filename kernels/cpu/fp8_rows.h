@@ -54,7 +54,8 @@ struct RowTiles {
   std::int64_t tile;
   DType format;
   bool pow2, mx;
-  std::uint8_t* q;  // [cols]
+  float min_dequant_scale;  // as in QuantizeRule
+  std::uint8_t* q;          // [cols]
   float* dequant_scale;
   std::int64_t dequant_scale_stride;
 };

@@ -42,22 +42,26 @@ OCTAVO_HD constexpr OCTAVO_INLINE float PowerOfTwo(int exponent) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(exponent + 127) << 23);
 }
 
-// NUMERICS 2. `format_max` is 448 or 57344; `margin` 0..8 (per-tensor recipes; 0 elsewhere).
+// NUMERICS 2. `format_max` is 448 or 57344; `margin` 0..8 (per-tensor recipes; 0 elsewhere);
+// `min_dequant_scale` > 0 keeps Q at or below its reciprocal (NUMERICS 3), 0 is off.
 // amax must be finite and not negative (the amax of finite elements is).
 // Q below 2^-126 could only come from a margin of 7 or 8 with amax near the end of FP32; it is
 // raised to 2^-126, which still cannot saturate.
 OCTAVO_HD constexpr OCTAVO_INLINE float QuantScaleFromAmax(float amax, float format_max, bool pow2,
-                                                           int margin) {
+                                                           int margin,
+                                                           float min_dequant_scale = 0) {
   const std::uint32_t amax_bits = std::bit_cast<std::uint32_t>(amax) & 0x7FFFFFFFu;
   if (amax_bits == 0) {
     return pow2 ? kQuantScaleMax : 1.0f;
   }
   const float reach = format_max * PowerOfTwo(-margin);
   // reach/amax >= 2^126 exactly when amax <= reach·2^-126; decided here so that nothing overflows.
-  if (amax_bits <= std::bit_cast<std::uint32_t>(reach) - (126u << 23)) {
-    return kQuantScaleMax;
+  const bool clamped = amax_bits <= std::bit_cast<std::uint32_t>(reach) - (126u << 23);
+  float quant_scale = clamped ? kQuantScaleMax : reach / amax;
+  if (min_dequant_scale > 0) {
+    const float limit = 1.0f / min_dequant_scale;
+    quant_scale = quant_scale < limit ? quant_scale : limit;
   }
-  float quant_scale = reach / amax;
   if (std::bit_cast<std::uint32_t>(quant_scale) < 0x00800000u) {
     return kDequantScaleMin;
   }
@@ -70,8 +74,9 @@ OCTAVO_HD constexpr OCTAVO_INLINE float DequantScaleFromQuantScale(float quant_s
 }
 
 OCTAVO_HD constexpr OCTAVO_INLINE ScalePair ScaleFromAmaxPair(float amax, float format_max,
-                                                              bool pow2, int margin) {
-  const float quant_scale = QuantScaleFromAmax(amax, format_max, pow2, margin);
+                                                              bool pow2, int margin,
+                                                              float min_dequant_scale = 0) {
+  const float quant_scale = QuantScaleFromAmax(amax, format_max, pow2, margin, min_dequant_scale);
   return ScalePair{quant_scale, DequantScaleFromQuantScale(quant_scale)};
 }
 
@@ -133,6 +138,8 @@ static_assert(QuantScaleFromAmax(0.0f, 448.0f, true, 0) == kQuantScaleMax);
 static_assert(QuantScaleFromAmax(0x1p-149f, 448.0f, false, 0) == kQuantScaleMax);
 static_assert(QuantScaleFromAmax(448.1f, 448.0f, true, 0) == 0.5f);
 static_assert(QuantScaleFromAmax(448.0f, 448.0f, false, 2) == 0.25f);
+static_assert(QuantScaleFromAmax(1.0f, 448.0f, false, 0, 0.25f) == 4.0f);
+static_assert(QuantScaleFromAmax(1.0f, 448.0f, true, 0, 0.3f) == 2.0f);
 static_assert(MxE8M0FromAmax(448.0f, 448.0f) == 127);
 static_assert(MxE8M0FromAmax(0x1.C00002p8f, 448.0f) == 128, "rounded up, never down");
 static_assert(MxE8M0FromAmax(0.0f, 448.0f) == 1);

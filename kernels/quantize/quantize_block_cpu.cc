@@ -26,6 +26,7 @@ void QuantizeBandRows(const BlockQuantizeArgs& args, RowTileCounts* counts) {
                       .format = args.rule.format,
                       .pow2 = args.rule.pow2,
                       .mx = args.rule.tiling == Tiling::kRow32,
+                      .min_dequant_scale = args.rule.min_dequant_scale,
                       .q = row.q + at * row.stride() + args.col_begin,
                       .dequant_scale = DequantScaleAt(row, at, args.col_begin / tile),
                       .dequant_scale_stride = row.scale_tile_stride},
@@ -64,9 +65,10 @@ void QuantizeBandColumns(Context& context, const BlockQuantizeArgs& args, RowTil
     }
     for (std::int64_t c = 0; c < args.width; ++c) {
       const float amax = std::bit_cast<float>(amax_bits[c]);
-      const ScalePair scale = args.rule.tiling == Tiling::kRow32
-                                  ? MxScaleFromAmax(amax, format_max)
-                                  : ScaleFromAmaxPair(amax, format_max, args.rule.pow2, 0);
+      const ScalePair scale =
+          args.rule.tiling == Tiling::kRow32
+              ? MxScaleFromAmax(amax, format_max)
+              : ScaleFromAmaxPair(amax, format_max, args.rule.pow2, 0, args.rule.min_dequant_scale);
       quant_scale[c] = scale.quant_scale;
       *DequantScaleAt(col, args.col_begin + c, (args.band.row + first) / tile) =
           scale.dequant_scale;

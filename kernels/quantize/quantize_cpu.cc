@@ -65,6 +65,7 @@ void QuantizeRows(OpsContext* ops_context, const QuantizeRowsArgs& args) {
                           .format = args.rule.format,
                           .pow2 = args.rule.pow2,
                           .mx = args.rule.tiling == Tiling::kRow32,
+                          .min_dequant_scale = args.rule.min_dequant_scale,
                           .q = args.row.q + r * args.row.stride(),
                           .dequant_scale = args.row.dequant_scale + r * args.row.scale_row_stride,
                           .dequant_scale_stride = args.row.scale_tile_stride},
@@ -116,8 +117,8 @@ void QuantizeBlocks(OpsContext* ops_context, const QuantizeBlocksArgs& args) {
         for (std::int64_t r = 0; r < kTile; ++r) {
           ScanRow(w + r * args.k, kTile, &scan);
         }
-        const ScalePair scale =
-            ScaleFromAmaxPair(std::bit_cast<float>(scan.amax_bits), format_max, args.rule.pow2, 0);
+        const ScalePair scale = ScaleFromAmaxPair(std::bit_cast<float>(scan.amax_bits), format_max,
+                                                  args.rule.pow2, 0, args.rule.min_dequant_scale);
         std::uint8_t* q = args.row.q + (g * args.n + n) * args.row.stride() + k;
         for (std::int64_t r = 0; r < kTile; ++r) {
           EncodeRow(args.rule.format, w + r * args.k, scale.quant_scale, kTile,
