@@ -80,12 +80,14 @@ void LimitToGroups(const RouterConfig& c, float* v) {
     group_score[g] = count == 1 ? members[best[0]] : members[best[0]] + members[best[1]];
   }
   SelectTop(group_score, c.n_group, c.topk_group, chosen);
-  bool keep[kExpertsMax] = {};
-  for (std::int32_t j = 0; j < c.topk_group; ++j) {
-    keep[chosen[j]] = true;
-  }
-  for (std::int32_t e = 0; e < c.experts; ++e) {
-    v[e] = keep[e / size] ? v[e] : -kInfinity;
+  std::sort(chosen, chosen + c.topk_group);
+  std::int32_t next = 0;  // the next chosen group, in index order
+  for (std::int32_t g = 0; g < c.n_group; ++g) {
+    if (next < c.topk_group && chosen[next] == g) {
+      ++next;
+    } else {
+      std::fill_n(v + g * size, size, -kInfinity);
+    }
   }
 }
 
