@@ -82,7 +82,7 @@ class Parameters {
   void* m() { return m_; }
   void* v() { return v_; }
 
-  // Fills masters from the seed, zeroes moments, refreshes copies.
+  // Fills masters from the seed, zeroes moments, refreshes copies. Waits for the device.
   void Initialize(std::uint64_t seed);
   // Rewrites the BF16 copies from the masters (after a checkpoint was loaded into them).
   void RefreshCopies();
@@ -97,8 +97,6 @@ class Parameters {
   void* m_ = nullptr;
   void* v_ = nullptr;
   std::int64_t dense_elements_ = 0, expert_elements_ = 0;
-  float* host_stage_ = nullptr;  // pinned, one parameter at a time on its way to the device
-  std::int64_t host_stage_elements_ = 0;
 };
 
 // Parameters of the whole model and those active for one token (MoE: top-k experts of each layer).

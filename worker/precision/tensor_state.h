@@ -55,6 +55,11 @@ class TensorStates {
     return delayed_[static_cast<std::size_t>(index)];
   }
 
+  // Device scratch of one call of the quantiser, [most groups of a site].
+  float* scratch_amax() { return scratch_; }
+  float* scratch_quant_scale() { return scratch_ + scratch_groups_; }
+  float* scratch_dequant_scale() { return scratch_ + 2 * scratch_groups_; }
+
   // Clears device statistics (and energies when `energies`).
   void Reset(bool energies);
   // Enqueues the copy to the host; valid after ops.synchronize.
@@ -81,6 +86,8 @@ class TensorStates {
   StatSlot* device_slots_ = nullptr;
   SqnrSlot* device_energies_ = nullptr;
   float* device_quant_scale_ = nullptr;
+  float* scratch_ = nullptr;
+  std::int64_t scratch_groups_ = 1;
   StatSlot* pinned_slots_ = nullptr;
   SqnrSlot* pinned_energies_ = nullptr;
   float* pinned_quant_scale_ = nullptr;

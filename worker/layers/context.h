@@ -1,0 +1,101 @@
+// What every layer needs to run: backend, precision state, and how this pass counts.
+//
+// Layers hold shapes and weights; activations saved for backward live in structs that the model owns
+// (one per layer, or one shared by layers that recompute); scratch is shared by all layers, because
+// one layer runs at a time. All of it is taken at creation.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "kernels/arena.h"
+#include "kernels/ops.h"
+#include "proto/precision/plan.h"
+#include "worker/precision/dense_groups.h"
+#include "worker/precision/executed.h"
+#include "worker/precision/tensor_state.h"
+#include "worker/precision/weight_cache.h"
+
+namespace octavo {
+
+// A weight matrix as the parameter table holds it: [groups, n, k].
+struct WeightRef {
+  const float* master = nullptr;
+  const void* copy = nullptr;  // BF16; null under fp32
+  float* grad = nullptr;
+};
+
+struct ResolvedRecipe {
+  const Recipe* planned;
+  const Recipe* executed;
+  std::string_view reason;
+};
+
+struct LayerContext {
+  Backend backend;
+  DType act = DType::kBF16;
+  TensorStates* states = nullptr;
+  WeightCache* weights = nullptr;
+  ExecutedCounters* executed = nullptr;
+  DenseGroups* dense_groups = nullptr;
+  const PrecisionPlan* plan = nullptr;
+  std::vector<std::uint8_t> held;  // [layers] nonzero: BF16 for this pass (step retry)
+  bool record = false;             // statistics of this pass count (not recompute, not evaluation)
+  bool energies = false;           // and SQNR is measured
+
+  const Ops& ops() const { return *backend.ops; }
+  OpsContext* device() const { return backend.context; }
+  std::int64_t act_bytes() const { return DTypeBytes(act); }
+
+  // The one question about precision, asked once per GEMM or payload.
+  ResolvedRecipe Resolve(const OpSite& site) const {
+    static const Recipe kHeld = DefaultRecipe(RecipeKind::kBf16);
+    const Recipe* planned = &plan->Resolve(site.layer, site.op);
+    const bool is_held = held[static_cast<std::size_t>(site.layer)] != 0 && planned->is_fp8();
+    return is_held ? ResolvedRecipe{planned, &kHeld, "retry after a non-finite value"}
+                   : ResolvedRecipe{planned, planned, ""};
+  }
+  StatSlot* Slots(const OpSite& site, Tensor tensor) const {
+    return record ? states->slots(states->Index(site, tensor)) : nullptr;
+  }
+  const void* WeightData(const WeightRef& w) const {
+    return act == DType::kF32 ? static_cast<const void*>(w.master) : w.copy;
+  }
+};
+
+// Memory of one FP8 copy, row-wise or column-wise, of up to [rows, cols].
+struct QBuffer {
+  std::uint8_t* codes = nullptr;
+  float* scales = nullptr;
+
+  // mx: room for one scale per 32 elements. groups: room for per-tensor scales.
+  static QBuffer Take(Arena& arena, std::int64_t rows, std::int64_t cols, std::int64_t groups,
+                      bool mx) {
+    const std::int64_t tile = mx ? kMxBlock : kTile;
+    const std::int64_t padded = RoundUp(rows, kTile);
+    const std::int64_t row_scales = CeilDiv(cols, tile) * RoundUp(rows, 4);
+    const std::int64_t col_scales = padded / tile * RoundUp(cols, 4);
+    return {arena.Take<std::uint8_t>(padded * RoundUp(cols, 16)),
+            arena.Take<float>(std::max(row_scales, col_scales) + groups)};
+  }
+
+  // Row-wise copy of [rows, cols], scales as GEMM operands want them.
+  QTensor Row(const QuantizeRule& rule, std::int64_t rows, std::int64_t cols) const {
+    return {.q = codes,
+            .format = rule.format,
+            .tiling = rule.tiling,
+            .rows = rows,
+            .cols = cols,
+            .dequant_scale = scales,
+            .scale_row_stride = 1,
+            .scale_tile_stride = RoundUp(rows, 4)};
+  }
+  // Column-wise copy of [rows, cols]: payload [cols, rows padded to 128].
+  QTensor Col(const QuantizeRule& rule, std::int64_t rows, std::int64_t cols) const {
+    return Row(rule, cols, RoundUp(rows, kTile));
+  }
+};
+
+}  // namespace octavo
