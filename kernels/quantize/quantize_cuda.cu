@@ -161,9 +161,8 @@ __global__ void scale_from_amax_kernel(const float* amax, std::int64_t n, float 
   }
 }
 
-// D = 1/Q a group, and its minimum and maximum where the group held anything.
-__global__ void tensor_scale_kernel(const float* quant, int groups, float* row, float* col,
-                                    StatSlot* stats) {
+// D = 1/Q a group, also of empty ones.
+__global__ void tensor_scale_kernel(const float* quant, int groups, float* row, float* col) {
   const int g = blockIdx.x * blockDim.x + threadIdx.x;
   if (g >= groups) {
     return;
@@ -174,10 +173,6 @@ __global__ void tensor_scale_kernel(const float* quant, int groups, float* row, 
   }
   if (col != nullptr) {
     col[g] = d;
-  }
-  if (stats != nullptr && stats[g].amax > 0) {
-    AtomicMinPositive(&stats[g].dequant_scale_min, d);
-    AtomicMaxPositive(&stats[g].dequant_scale_max, d);
   }
 }
 
@@ -194,13 +189,16 @@ __global__ void __launch_bounds__(256) dequantize_kernel(QTensor src, std::int64
     return;
   }
   const RowOwner owner = groups.count > 0 ? FindOwner(groups, row) : RowOwner{0, src.rows};
+  if (owner.group < 0) {
+    return;
+  }
   const bool real = row < owner.real_end;
   const bool e5m2 = src.format == DType::kE5M2;
   const float* scale_row = src.dequant_scale;
   int shift = 63;  // one scale a row of the loop below
   switch (src.tiling) {
     case Tiling::kTensor:
-      scale_row += owner.group >= 0 ? owner.group : 0;
+      scale_row += owner.group;
       break;
     case Tiling::kBlock128:
       scale_row += row / 128 * src.scale_row_stride;
@@ -363,7 +361,7 @@ void QuantizeTensor(OpsContext* context, const QuantizeTensorArgs& a) {
   if (a.groups.count > 0) {
     tensor_scale_kernel<<<Blocks(a.groups.count, 128), 128, 0, context->stream>>>(
         a.quant_scale, a.groups.count, a.row.present() ? a.row.dequant_scale : nullptr,
-        a.col.present() ? a.col.dequant_scale : nullptr, a.stats);
+        a.col.present() ? a.col.dequant_scale : nullptr);
   }
   context->Launched("quantize_tensor");
 }

@@ -97,7 +97,10 @@ __global__ void __launch_bounds__(256, 3) quantize_row_kernel(Source source, Qua
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock;
   const RowOwner owner = FindOwner(p.groups, row0);
-  const float given = kTile == 0 && owner.group >= 0 ? p.quant_scale[owner.group] : 1.0f;
+  if (owner.group < 0) {
+    return;  // rows of no group are nobody's: not written
+  }
+  const float given = kTile == 0 ? p.quant_scale[owner.group] : 1.0f;
   ThreadStats stats;
 
   for (int rr = warp; rr < kRowsPerBlock; rr += 8) {
@@ -164,7 +167,10 @@ __global__ void __launch_bounds__(256, 3) quantize_row_kernel(Source source, Qua
     }
   }
   const std::int64_t real_rows = max(std::int64_t{0}, min(last, owner.real_end) - row0);
-  FlushStats(p.stats != nullptr && owner.group >= 0 ? p.stats + owner.group : nullptr, stats,
+  if (kTile == 0) {
+    NoteScale(stats.amax_bits, DequantScaleFromQuantScale(given), stats);
+  }
+  FlushStats(p.stats != nullptr ? p.stats + owner.group : nullptr, stats,
              static_cast<std::uint64_t>(real_rows * p.cols));
 }
 
@@ -208,7 +214,10 @@ __global__ void __launch_bounds__(256, 2) quantize_tile_kernel(Source source, Qu
   const std::int64_t row0 = blockIdx.x / col_tiles * 128, col0 = blockIdx.x % col_tiles * 128;
   const std::int64_t col = col0 + lane16 * 8;
   const RowOwner owner = FindOwner(p.groups, row0);
-  const float given = kTile == 0 && owner.group >= 0 ? p.quant_scale[owner.group] : 1.0f;
+  if (owner.group < 0) {
+    return;  // rows of no group are nobody's: not written
+  }
+  const float given = kTile == 0 ? p.quant_scale[owner.group] : 1.0f;
   ThreadStats stats;
 
   typename Source::Kept kept[8];
@@ -340,7 +349,10 @@ __global__ void __launch_bounds__(256, 2) quantize_tile_kernel(Source source, Qu
   }
   const std::int64_t real_rows =
       max(std::int64_t{0}, min(std::int64_t{128}, owner.real_end - row0));
-  FlushStats(p.stats != nullptr && owner.group >= 0 ? p.stats + owner.group : nullptr, stats,
+  if (kTile == 0) {
+    NoteScale(stats.amax_bits, DequantScaleFromQuantScale(given), stats);
+  }
+  FlushStats(p.stats != nullptr ? p.stats + owner.group : nullptr, stats,
              static_cast<std::uint64_t>(real_rows * columns));
 }
 

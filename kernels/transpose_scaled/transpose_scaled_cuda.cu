@@ -61,6 +61,10 @@ __global__ void __launch_bounds__(256) transpose_scaled_kernel(TransposeParams p
   const std::int64_t col_tiles = p.cols / 128;
   const std::int64_t row0 = blockIdx.x / col_tiles * 128, tile_c = blockIdx.x % col_tiles;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const RowOwner owner = FindOwner(p.groups, row0);
+  if (owner.group < 0) {
+    return;  // rows of no group are nobody's: not written
+  }
 
   uint4 words[4];
 #pragma unroll
@@ -76,7 +80,6 @@ __global__ void __launch_bounds__(256) transpose_scaled_kernel(TransposeParams p
       part[warp] = top;
     }
   }
-  const RowOwner owner = FindOwner(p.groups, row0);
   __syncthreads();
   const std::uint32_t top = max(max(part[0], part[1]), max(part[2], part[3]));
   const int top_exponent = static_cast<int>(top >> 23);
@@ -144,7 +147,7 @@ __global__ void __launch_bounds__(256) transpose_scaled_kernel(TransposeParams p
   const std::uint32_t lost_total =
       __reduce_add_sync(kFullMask, (lost_bytes & 0xFFu) + ((lost_bytes >> 8) & 0xFFu) +
                                        ((lost_bytes >> 16) & 0xFFu) + (lost_bytes >> 24));
-  if (lane == 0 && p.stats != nullptr && owner.group >= 0) {
+  if (lane == 0 && p.stats != nullptr) {
     AtomicAddNonzero(&p.stats[owner.group].transpose_flushed, lost_total);
   }
 }

@@ -1,0 +1,402 @@
+// What every kernel of the CUDA backend shares: eight elements at a time, warp reductions, the FP8
+// casts of the hardware, row groups, and the statistics of a quantising kernel.
+//
+// The unit of work is "eight consecutive elements of a row by one lane": 16 bytes of BF16 are one
+// load, 16 lanes hold one 128-wide tile, 4 lanes one MX block of 32.
+//
+// Counting costs almost nothing because it looks at extremes first: a lane keeps the largest and the
+// smallest magnitude of its elements (as ordered bits); only when the largest is not finite, or the
+// smallest could round to zero, does it look at elements one by one.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/formats/bf16.h"
+#include "kernels/formats/fp8.h"
+#include "kernels/formats/scale.h"
+#include "kernels/ops.h"
+
+namespace octavo::cuda {
+
+using bf16 = __nv_bfloat16;
+
+inline constexpr std::uint32_t kInfinityBits = 0x7F800000u;
+inline constexpr unsigned kFullMask = 0xFFFFFFFFu;
+
+// ---------------------------------------------------------------- eight elements
+
+// Streaming loads: read once, so they should not displace what will be read again.
+__device__ __forceinline__ uint4 LoadStream(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+template <class T>
+struct Raw8;
+
+template <>
+struct Raw8<bf16> {
+  uint4 a;
+};
+template <>
+struct Raw8<float> {
+  uint4 a, b;
+};
+
+__device__ __forceinline__ void LoadRaw(const bf16* p, Raw8<bf16>& r) { r.a = LoadStream(p); }
+__device__ __forceinline__ void LoadRaw(const float* p, Raw8<float>& r) {
+  r.a = LoadStream(p);
+  r.b = LoadStream(p + 4);
+}
+// Plain loads, for memory that the same kernel writes.
+__device__ __forceinline__ void LoadRawPlain(const bf16* p, Raw8<bf16>& r) {
+  r.a = *reinterpret_cast<const uint4*>(p);
+}
+__device__ __forceinline__ void LoadRawPlain(const float* p, Raw8<float>& r) {
+  r.a = *reinterpret_cast<const uint4*>(p);
+  r.b = *reinterpret_cast<const uint4*>(p + 4);
+}
+__device__ __forceinline__ void ZeroRaw(Raw8<bf16>& r) { r.a = make_uint4(0, 0, 0, 0); }
+__device__ __forceinline__ void ZeroRaw(Raw8<float>& r) {
+  r.a = make_uint4(0, 0, 0, 0);
+  r.b = r.a;
+}
+
+__device__ __forceinline__ void Unpack2(std::uint32_t w, float& lo, float& hi) {
+  lo = __uint_as_float(w << 16);
+  hi = __uint_as_float(w & 0xFFFF0000u);
+}
+__device__ __forceinline__ void Unpack(const Raw8<bf16>& r, float v[8]) {
+  Unpack2(r.a.x, v[0], v[1]);
+  Unpack2(r.a.y, v[2], v[3]);
+  Unpack2(r.a.z, v[4], v[5]);
+  Unpack2(r.a.w, v[6], v[7]);
+}
+__device__ __forceinline__ void Unpack(const Raw8<float>& r, float v[8]) {
+  v[0] = __uint_as_float(r.a.x);
+  v[1] = __uint_as_float(r.a.y);
+  v[2] = __uint_as_float(r.a.z);
+  v[3] = __uint_as_float(r.a.w);
+  v[4] = __uint_as_float(r.b.x);
+  v[5] = __uint_as_float(r.b.y);
+  v[6] = __uint_as_float(r.b.z);
+  v[7] = __uint_as_float(r.b.w);
+}
+
+__device__ __forceinline__ std::uint32_t PackBf16(float lo, float hi) {
+  __nv_bfloat162 p = __floats2bfloat162_rn(lo, hi);
+  return *reinterpret_cast<std::uint32_t*>(&p);
+}
+__device__ __forceinline__ void Store8(bf16* p, const float v[8]) {
+  uint4 w = make_uint4(PackBf16(v[0], v[1]), PackBf16(v[2], v[3]), PackBf16(v[4], v[5]),
+                       PackBf16(v[6], v[7]));
+  *reinterpret_cast<uint4*>(p) = w;
+}
+__device__ __forceinline__ void Store8(float* p, const float v[8]) {
+  reinterpret_cast<float4*>(p)[0] = make_float4(v[0], v[1], v[2], v[3]);
+  reinterpret_cast<float4*>(p)[1] = make_float4(v[4], v[5], v[6], v[7]);
+}
+template <class T>
+__device__ __forceinline__ void Load8(const T* p, float v[8]) {
+  Raw8<T> r;
+  LoadRaw(p, r);
+  Unpack(r, v);
+}
+template <class T>
+__device__ __forceinline__ void Load8Plain(const T* p, float v[8]) {
+  Raw8<T> r;
+  LoadRawPlain(p, r);
+  Unpack(r, v);
+}
+
+__device__ __forceinline__ float ToFloat(float x) { return x; }
+__device__ __forceinline__ float ToFloat(bf16 x) { return __bfloat162float(x); }
+template <class T>
+__device__ __forceinline__ T FromFloat(float x);
+template <>
+__device__ __forceinline__ float FromFloat<float>(float x) {
+  return x;
+}
+template <>
+__device__ __forceinline__ bf16 FromFloat<bf16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// ---------------------------------------------------------------- casts
+
+// Four codes, first in the low byte. cvt.rn.satfinite agrees with Fp8Encode on every input.
+__device__ __forceinline__ std::uint32_t Encode4(bool e5m2, float a, float b, float c, float d) {
+  std::uint32_t lo, hi;
+  if (e5m2) {
+    lo = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E5M2);
+    hi = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E5M2);
+  } else {
+    lo = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
+    hi = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E4M3);
+  }
+  return lo | (hi << 16);
+}
+__device__ __forceinline__ uint2 Encode8(bool e5m2, const float v[8], float quant_scale) {
+  float y[8];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    y[j] = __fmul_rn(v[j], quant_scale);
+  }
+  return make_uint2(Encode4(e5m2, y[0], y[1], y[2], y[3]), Encode4(e5m2, y[4], y[5], y[6], y[7]));
+}
+
+// Through FP16, which holds every FP8 number.
+__device__ __forceinline__ void Decode8(bool e5m2, uint2 codes, float v[8]) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const std::uint32_t pair = ((j < 2 ? codes.x : codes.y) >> (16 * (j & 1))) & 0xFFFFu;
+    const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(pair),
+                                                     e5m2 ? __NV_E5M2 : __NV_E4M3);
+    const float2 f = __half22float2(__half2(h));
+    v[2 * j] = f.x;
+    v[2 * j + 1] = f.y;
+  }
+}
+
+// ---------------------------------------------------------------- reductions
+
+__device__ __forceinline__ float WarpSum(float v) {
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) {
+    v += __shfl_xor_sync(kFullMask, v, o);
+  }
+  return v;
+}
+__device__ __forceinline__ double WarpSum(double v) {
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) {
+    v += __shfl_xor_sync(kFullMask, v, o);
+  }
+  return v;
+}
+__device__ __forceinline__ float WarpMax(float v) {
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) {
+    v = fmaxf(v, __shfl_xor_sync(kFullMask, v, o));
+  }
+  return v;
+}
+
+// Sum over the block; every thread gets it. `smem` holds 33 values; ends with the block in step.
+template <class T>
+__device__ __forceinline__ T BlockSum(T v, T* smem) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
+  v = WarpSum(v);
+  if (lane == 0) {
+    smem[warp] = v;
+  }
+  __syncthreads();
+  if (warp == 0) {
+    T w = lane < warps ? smem[lane] : T(0);
+    w = WarpSum(w);
+    if (lane == 0) {
+      smem[32] = w;
+    }
+  }
+  __syncthreads();
+  return smem[32];
+}
+
+// ---------------------------------------------------------------- row groups
+
+struct Groups {
+  std::int32_t count;
+  const std::int64_t* begin;
+  const std::int64_t* rows;
+  std::int64_t padded_rows;
+};
+inline Groups MakeGroups(const RowGroups& g) { return {g.count, g.begin, g.rows, g.padded_rows}; }
+
+// The group that owns `row` (its padding included) and the end of its real rows; group -1 and
+// real_end = row when the row is behind all groups. Called by whole warps with one row.
+struct RowOwner {
+  int group;
+  std::int64_t real_end;
+};
+__device__ __forceinline__ RowOwner FindOwner(const Groups& g, std::int64_t row) {
+  if (g.count == 0) {
+    return {0, g.padded_rows};
+  }
+  if (g.count == 1) {
+    const std::int64_t begin = g.begin[0], rows = g.rows[0];
+    return row >= begin && row < begin + RoundUp(rows, kRowAlign) ? RowOwner{0, begin + rows}
+                                                                  : RowOwner{-1, row};
+  }
+  const int lane = threadIdx.x & 31;
+  for (int base = 0; base < g.count; base += 32) {
+    const int i = base + lane;
+    std::int64_t end = 0;
+    bool mine = false;
+    if (i < g.count) {
+      const std::int64_t begin = g.begin[i], rows = g.rows[i];
+      mine = row >= begin && row < begin + RoundUp(rows, kRowAlign);
+      end = begin + rows;
+    }
+    const unsigned vote = __ballot_sync(kFullMask, mine);
+    if (vote != 0) {
+      const int source = __ffs(static_cast<int>(vote)) - 1;
+      return {base + source, __shfl_sync(kFullMask, end, source)};
+    }
+  }
+  return {-1, row};
+}
+
+// ---------------------------------------------------------------- statistics
+
+// What one thread saw; elements are counted by the caller.
+struct ThreadStats {
+  std::uint32_t amax_bits = 0;
+  float dequant_min = __builtin_huge_valf(), dequant_max = 0;
+  std::uint32_t nonfinite = 0, saturated = 0, zero = 0, flushed = 0, transpose_flushed = 0;
+};
+
+// max over eight magnitudes with non-finite ones taken as zero (and counted), min likewise.
+// `bits` gets the magnitudes. count: padding rows are not counted.
+__device__ __forceinline__ void Extremes8(const float v[8], std::uint32_t bits[8],
+                                          std::uint32_t& largest, std::uint32_t& smallest,
+                                          bool count, ThreadStats& stats) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    bits[j] = __float_as_uint(v[j]) & 0x7FFFFFFFu;
+  }
+  auto reduce = [&] {
+    largest = max(max(max(bits[0], bits[1]), max(bits[2], bits[3])),
+                  max(max(bits[4], bits[5]), max(bits[6], bits[7])));
+    smallest = min(min(min(bits[0], bits[1]), min(bits[2], bits[3])),
+                   min(min(bits[4], bits[5]), min(bits[6], bits[7])));
+  };
+  reduce();
+  if (largest >= kInfinityBits) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (bits[j] >= kInfinityBits) {
+        bits[j] = 0;
+        stats.nonfinite += count ? 1 : 0;
+      }
+    }
+    reduce();
+  }
+}
+
+// Counts zeros, flushed and saturated elements of eight values cast with quant_scale to `codes`.
+__device__ __forceinline__ void CountCast8(bool e5m2, const float v[8], uint2 codes,
+                                           float quant_scale, std::uint32_t largest,
+                                           std::uint32_t smallest, ThreadStats& stats) {
+  const float half_of_smallest = e5m2 ? 0x1p-17f : 0x1p-10f;
+  // smallest == 0 covers zeros and non-finite elements (Extremes8 replaced them).
+  if (__uint_as_float(smallest) * quant_scale <= half_of_smallest ||
+      __uint_as_float(largest) * quant_scale > (e5m2 ? 61439.0f : 464.0f)) {
+    const DType format = e5m2 ? DType::kE5M2 : DType::kE4M3;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const std::uint32_t word = j < 4 ? codes.x : codes.y;
+      const std::uint32_t magnitude = (word >> (8 * (j & 3))) & 0x7Fu;
+      const bool nonzero = v[j] != 0.0f;
+      stats.zero += nonzero ? 0 : 1;
+      stats.flushed += nonzero && magnitude == 0 ? 1 : 0;
+      stats.saturated += IsSaturated(format, __fmul_rn(v[j], quant_scale)) ? 1 : 0;
+    }
+  }
+}
+
+__device__ __forceinline__ void NoteScale(std::uint32_t amax_bits, float dequant_scale,
+                                          ThreadStats& stats) {
+  if (amax_bits != 0) {
+    stats.amax_bits = max(stats.amax_bits, amax_bits);
+    stats.dequant_min = fminf(stats.dequant_min, dequant_scale);
+    stats.dequant_max = fmaxf(stats.dequant_max, dequant_scale);
+  }
+}
+
+__device__ __forceinline__ void AtomicMaxPositive(float* p, float v) {
+  if (v > *reinterpret_cast<volatile float*>(p)) {
+    atomicMax(reinterpret_cast<int*>(p), __float_as_int(v));
+  }
+}
+// Minimum of positive numbers where 0 stands for "none yet".
+__device__ __forceinline__ void AtomicMinPositive(float* p, float v) {
+  unsigned* bits = reinterpret_cast<unsigned*>(p);
+  unsigned seen = *reinterpret_cast<volatile unsigned*>(bits);
+  while (seen == 0 || v < __uint_as_float(seen)) {
+    const unsigned before = atomicCAS(bits, seen, __float_as_uint(v));
+    if (before == seen) {
+      break;
+    }
+    seen = before;
+  }
+}
+__device__ __forceinline__ void AtomicAddNonzero(std::uint64_t* p, std::uint64_t v) {
+  if (v != 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(v));
+  }
+}
+
+// Adds a block's statistics to the slot; `elements` is the block's count of real elements. All
+// threads call it, with blockDim.x <= 1024 a multiple of 32. Order of blocks does not matter.
+__device__ __forceinline__ void FlushStats(StatSlot* slot, ThreadStats s, std::uint64_t elements) {
+  __shared__ std::uint32_t part[32][8];
+  if (slot == nullptr) {
+    return;
+  }
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+  const std::uint32_t w[8] = {__reduce_max_sync(kFullMask, s.amax_bits),
+                              __reduce_min_sync(kFullMask, __float_as_uint(s.dequant_min)),
+                              __reduce_max_sync(kFullMask, __float_as_uint(s.dequant_max)),
+                              __reduce_add_sync(kFullMask, s.nonfinite),
+                              __reduce_add_sync(kFullMask, s.saturated),
+                              __reduce_add_sync(kFullMask, s.zero),
+                              __reduce_add_sync(kFullMask, s.flushed),
+                              __reduce_add_sync(kFullMask, s.transpose_flushed)};
+  if (lane == 0) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      part[warp][i] = w[i];
+    }
+  }
+  __syncthreads();
+  if (warp != 0) {
+    return;
+  }
+  const bool on = lane < warps;
+  const std::uint32_t amax = __reduce_max_sync(kFullMask, on ? part[lane][0] : 0u);
+  const std::uint32_t dmin = __reduce_min_sync(kFullMask, on ? part[lane][1] : kInfinityBits);
+  const std::uint32_t dmax = __reduce_max_sync(kFullMask, on ? part[lane][2] : 0u);
+  const std::uint32_t nonfinite = __reduce_add_sync(kFullMask, on ? part[lane][3] : 0u);
+  const std::uint32_t saturated = __reduce_add_sync(kFullMask, on ? part[lane][4] : 0u);
+  const std::uint32_t zero = __reduce_add_sync(kFullMask, on ? part[lane][5] : 0u);
+  const std::uint32_t flushed = __reduce_add_sync(kFullMask, on ? part[lane][6] : 0u);
+  const std::uint32_t lost = __reduce_add_sync(kFullMask, on ? part[lane][7] : 0u);
+  if (lane == 0) {
+    AtomicMaxPositive(&slot->amax, __uint_as_float(amax));
+    if (dmin != kInfinityBits) {
+      AtomicMinPositive(&slot->dequant_scale_min, __uint_as_float(dmin));
+      AtomicMaxPositive(&slot->dequant_scale_max, __uint_as_float(dmax));
+    }
+    AtomicAddNonzero(&slot->elements, elements);
+    AtomicAddNonzero(&slot->nonfinite, nonfinite);
+    AtomicAddNonzero(&slot->saturated, saturated);
+    AtomicAddNonzero(&slot->nonzero, elements - zero);
+    AtomicAddNonzero(&slot->flushed, flushed);
+    AtomicAddNonzero(&slot->transpose_flushed, lost);
+  }
+}
+
+// ---------------------------------------------------------------- host helpers
+
+inline unsigned Blocks(std::int64_t n, std::int64_t per_block) {
+  return static_cast<unsigned>(CeilDiv(n, per_block));
+}
+
+}  // namespace octavo::cuda

@@ -1,0 +1,259 @@
+// RMSNorm on the GPU.
+//
+// Forward: 32, 64 or 256 threads a row, which stays in registers between the sum of squares and the
+// product. y is computed from the rounded h, as stored.
+// Backward: a persistent grid; each block walks over rows and keeps its share of dw in registers,
+// columns split over the threads; partial dw [blocks, cols] are added in block order.
+#include "base/check.h"
+#include "kernels/cuda/context.h"
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/ops_cuda.h"
+
+namespace octavo::cuda {
+namespace {
+
+template <class T>
+__device__ __forceinline__ void RoundTo(float v[8]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    v[j] = ToFloat(FromFloat<T>(v[j]));
+  }
+}
+
+// Threads of a row (kThreads) each hold up to kVectors vectors of 8 columns.
+template <class T, int kThreads, int kVectors>
+__global__ void __launch_bounds__(256) rms_norm_forward_kernel(RmsNormForwardArgs a) {
+  __shared__ float part[8];
+  constexpr int kRows = 256 / kThreads;
+  const int t = threadIdx.x % kThreads;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRows + threadIdx.x / kThreads;
+  const bool on = row < a.rows;
+  const T* x = static_cast<const T*>(a.x) + row * a.ld_x;
+  const T* residual = static_cast<const T*>(a.residual) + row * a.cols;
+  float h[kVectors][8];
+  float sum = 0;
+  Raw8<T> raw[kVectors], raw_r[kVectors];
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    const std::int64_t col = (t + u * kThreads) * 8;
+    ZeroRaw(raw[u]);
+    ZeroRaw(raw_r[u]);
+    if (on && col < a.cols) {
+      LoadRawPlain(x + col, raw[u]);
+      if (a.residual != nullptr) {
+        LoadRawPlain(residual + col, raw_r[u]);
+      }
+    }
+  }
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    Unpack(raw[u], h[u]);
+    if (a.residual != nullptr) {
+      float r[8];
+      Unpack(raw_r[u], r);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        h[u][j] += r[j];
+      }
+      RoundTo<T>(h[u]);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      sum += h[u][j] * h[u][j];
+    }
+  }
+  sum = WarpSum(sum);
+  if (kThreads > 32) {
+    if ((threadIdx.x & 31) == 0) {
+      part[threadIdx.x >> 5] = sum;
+    }
+    __syncthreads();
+    sum = 0;
+    constexpr int kWarps = kThreads / 32;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      sum += part[threadIdx.x / kThreads * kWarps + w];
+    }
+  }
+  if (!on) {
+    return;
+  }
+  const float rstd = 1.0f / sqrtf(sum / static_cast<float>(a.cols) + a.eps);
+  if (t == 0) {
+    a.rstd[row] = rstd;
+  }
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    const std::int64_t col = (t + u * kThreads) * 8;
+    if (col < a.cols) {
+      if (a.residual_out != nullptr) {
+        Store8(static_cast<T*>(a.residual_out) + row * a.cols + col, h[u]);
+      }
+      float w[8], y[8];
+      Load8Plain(a.w + col, w);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        y[j] = h[u][j] * rstd * w[j];
+      }
+      Store8(static_cast<T*>(a.y) + row * a.ld_y + col, y);
+    }
+  }
+}
+
+inline constexpr int kBackwardBlocks = 264;  // two a multiprocessor of the reference card
+
+// One block of 256 threads, rows blockIdx.x, + gridDim.x, …; kVectors vectors of 8 columns a thread.
+template <class T, int kVectors>
+__global__ void __launch_bounds__(256) rms_norm_backward_kernel(RmsNormBackwardArgs a,
+                                                                float* partial) {
+  __shared__ float smem[33];
+  float dw[kVectors][8] = {};
+  for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const T* h_row = static_cast<const T*>(a.h) + row * a.ld_h;
+    const T* dy_row = static_cast<const T*>(a.dy) + row * a.ld_dy;
+    const float rstd = a.rstd[row];
+    Raw8<T> h_raw[kVectors], dy_raw[kVectors], res_raw[kVectors];
+    float sum = 0;
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      const std::int64_t col = (threadIdx.x + u * 256) * 8;
+      ZeroRaw(h_raw[u]);
+      ZeroRaw(dy_raw[u]);
+      ZeroRaw(res_raw[u]);
+      if (col < a.cols) {
+        LoadRawPlain(h_row + col, h_raw[u]);
+        LoadRawPlain(dy_row + col, dy_raw[u]);
+        if (a.d_residual != nullptr) {
+          LoadRawPlain(static_cast<const T*>(a.d_residual) + row * a.cols + col, res_raw[u]);
+        }
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      const std::int64_t col = (threadIdx.x + u * 256) * 8;
+      if (col < a.cols) {
+        float h[8], dy[8], w[8];
+        Unpack(h_raw[u], h);
+        Unpack(dy_raw[u], dy);
+        Load8Plain(a.w + col, w);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          sum += dy[j] * w[j] * h[j];
+          dw[u][j] += dy[j] * (h[j] * rstd);
+        }
+      }
+    }
+    const float mean = BlockSum(sum, smem) * rstd / static_cast<float>(a.cols);
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      const std::int64_t col = (threadIdx.x + u * 256) * 8;
+      if (col < a.cols) {
+        float h[8], dy[8], w[8], res[8], dx[8];
+        Unpack(h_raw[u], h);
+        Unpack(dy_raw[u], dy);
+        Unpack(res_raw[u], res);
+        Load8Plain(a.w + col, w);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          dx[j] = rstd * (dy[j] * w[j] - h[j] * rstd * mean) + res[j];
+        }
+        Store8(static_cast<T*>(a.dx) + row * a.ld_dx + col, dx);
+      }
+    }
+  }
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    const std::int64_t col = (threadIdx.x + u * 256) * 8;
+    if (col < a.cols) {
+      Store8(partial + blockIdx.x * a.cols + col, dw[u]);
+    }
+  }
+}
+
+// dw[c] += Σ_b partial[b, c]: 32 columns a block, 8 threads a column over the blocks.
+__global__ void __launch_bounds__(256) add_columns_kernel(const float* partial, int blocks,
+                                                          std::int64_t cols, float* dw) {
+  __shared__ float part[8][33];
+  const int c = threadIdx.x & 31, w = threadIdx.x >> 5;
+  const std::int64_t col = static_cast<std::int64_t>(blockIdx.x) * 32 + c;
+  float sum = 0;
+  if (col < cols) {
+#pragma unroll 4
+    for (int b = w; b < blocks; b += 8) {
+      sum += partial[b * cols + col];
+    }
+  }
+  part[w][c] = sum;
+  __syncthreads();
+  if (w == 0 && col < cols) {
+#pragma unroll
+    for (int i = 1; i < 8; ++i) {
+      sum += part[i][c];
+    }
+    dw[col] += sum;
+  }
+}
+
+template <class T>
+void LaunchForward(cudaStream_t stream, const RmsNormForwardArgs& a) {
+  const auto blocks = [&](int rows) { return Blocks(a.rows, rows); };
+  if (a.cols <= 256) {
+    rms_norm_forward_kernel<T, 32, 1><<<blocks(8), 256, 0, stream>>>(a);
+  } else if (a.cols <= 1024) {
+    rms_norm_forward_kernel<T, 64, 2><<<blocks(4), 256, 0, stream>>>(a);
+  } else if (a.cols <= 4096) {
+    rms_norm_forward_kernel<T, 256, 2><<<blocks(1), 256, 0, stream>>>(a);
+  } else {
+    rms_norm_forward_kernel<T, 256, 8><<<blocks(1), 256, 0, stream>>>(a);
+  }
+}
+
+template <class T>
+void LaunchBackward(cudaStream_t stream, const RmsNormBackwardArgs& a) {
+  float* partial = static_cast<float*>(a.workspace);
+  const unsigned blocks =
+      static_cast<unsigned>(a.rows < kBackwardBlocks ? a.rows : kBackwardBlocks);
+  if (a.cols <= 2048) {
+    rms_norm_backward_kernel<T, 1><<<blocks, 256, 0, stream>>>(a, partial);
+  } else if (a.cols <= 4096) {
+    rms_norm_backward_kernel<T, 2><<<blocks, 256, 0, stream>>>(a, partial);
+  } else {
+    rms_norm_backward_kernel<T, 4><<<blocks, 256, 0, stream>>>(a, partial);
+  }
+  add_columns_kernel<<<Blocks(a.cols, 32), 256, 0, stream>>>(partial, static_cast<int>(blocks),
+                                                             a.cols, a.dw);
+}
+
+}  // namespace
+
+std::int64_t RmsNormBackwardWorkspaceBytes(std::int64_t cols) {
+  return kBackwardBlocks * cols * static_cast<std::int64_t>(sizeof(float));
+}
+
+void RmsNormForward(OpsContext* context, const RmsNormForwardArgs& a) {
+  OCTAVO_CHECK(a.cols % 8 == 0 && a.ld_x % 8 == 0 && a.ld_y % 8 == 0 && a.cols <= 16384,
+               "cols = %lld (at most 16384), ld_x = %lld, ld_y = %lld must be multiples of 8",
+               static_cast<long long>(a.cols), static_cast<long long>(a.ld_x),
+               static_cast<long long>(a.ld_y));
+  if (a.rows > 0) {
+    a.dtype == DType::kBF16 ? LaunchForward<bf16>(context->stream, a)
+                            : LaunchForward<float>(context->stream, a);
+  }
+  context->Launched("rms_norm_forward");
+}
+
+void RmsNormBackward(OpsContext* context, const RmsNormBackwardArgs& a) {
+  OCTAVO_CHECK(a.cols % 8 == 0 && a.ld_h % 8 == 0 && a.ld_dy % 8 == 0 && a.ld_dx % 8 == 0 &&
+                   a.cols <= 8192,
+               "cols = %lld (at most 8192), ld_h = %lld, ld_dy = %lld, ld_dx = %lld must be "
+               "multiples of 8",
+               static_cast<long long>(a.cols), static_cast<long long>(a.ld_h),
+               static_cast<long long>(a.ld_dy), static_cast<long long>(a.ld_dx));
+  if (a.rows > 0) {
+    a.dtype == DType::kBF16 ? LaunchBackward<bf16>(context->stream, a)
+                            : LaunchBackward<float>(context->stream, a);
+  }
+  context->Launched("rms_norm_backward");
+}
+
+}  // namespace octavo::cuda

@@ -1,0 +1,493 @@
+// SwiGLU × p on the GPU, fused with the cast: act = silu(gate)·up·p never reaches memory in high
+// precision when a quantised output is wanted.
+//
+// Forward is a source of the quantising kernels (quantize_tiles.cuh). Backward has two outputs a
+// column (d_gate at c, d_up at F + c) and a sum along the row (dweight), so it has kernels of its own:
+//   rows only      a warp a row; the row's sum stays in the warp
+//   rows, columns  128×128 elements of F a block of 512 threads; the row sums of the F/128 tiles go
+//                  through scratch and are added in order, so dweight is reproducible.
+#include "base/check.h"
+#include "kernels/cuda/context.h"
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/ops_cuda.h"
+#include "kernels/quantize/quantize_tiles.cuh"
+
+namespace octavo::cuda {
+namespace {
+
+__device__ __forceinline__ float Sigmoid(float g) { return __fdividef(1.0f, 1.0f + __expf(-g)); }
+
+template <class T>
+struct SwigluSource {
+  const T* gate_up;  // [rows, 2F]
+  std::int64_t f;
+  const float* weight;
+  struct Loaded {
+    Raw8<T> gate, up;
+  };
+  struct Kept {
+    float v[8];
+  };
+  __device__ __forceinline__ float RowFactor(std::int64_t row) const {
+    return weight != nullptr ? weight[row] : 1.0f;
+  }
+  __device__ __forceinline__ void Load(std::int64_t row, std::int64_t col, Loaded& r) const {
+    const T* p = gate_up + row * 2 * f + col;
+    LoadRaw(p, r.gate);
+    LoadRaw(p + f, r.up);
+  }
+  static __device__ __forceinline__ void Zero(Loaded& r) {
+    ZeroRaw(r.gate);
+    ZeroRaw(r.up);
+  }
+  static __device__ __forceinline__ Kept Keep(const Loaded& r, float factor) {
+    float g[8], u[8];
+    Unpack(r.gate, g);
+    Unpack(r.up, u);
+    Kept k;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      k.v[j] = g[j] * Sigmoid(g[j]) * u[j] * factor;
+    }
+    return k;
+  }
+  static __device__ __forceinline__ void Values(const Kept& k, float v[8]) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      v[j] = k.v[j];
+    }
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(256) swiglu_forward_kernel(SwigluSource<T> source, Groups groups,
+                                                             T* act) {
+  const int lane = threadIdx.x & 31;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * 8 + (threadIdx.x >> 5);
+  if (row >= groups.padded_rows) {
+    return;
+  }
+  const RowOwner owner = FindOwner(groups, row);
+  if (owner.group < 0) {
+    return;  // rows of no group are nobody's: not written
+  }
+  const bool real = row < owner.real_end;
+  const float factor = real ? source.RowFactor(row) : 0.0f;
+  for (std::int64_t c = lane * 8; c < source.f; c += 256) {
+    typename SwigluSource<T>::Loaded r;
+    if (real) {
+      source.Load(row, c, r);
+    } else {
+      SwigluSource<T>::Zero(r);
+    }
+    Store8(act + row * source.f + c, SwigluSource<T>::Keep(r, factor).v);
+  }
+}
+
+// ---------------------------------------------------------------- backward
+
+template <class T>
+struct BackwardParams {
+  const T* gate_up;
+  const T* d_act;
+  const float* weight;
+  std::int64_t f;
+  T* out;  // plain output, or null
+  float* dweight;
+  float* partial;  // tile kernel: [rows, F/128] sums for dweight
+  QuantizeParams quantize;
+};
+
+template <class T>
+struct BackwardLoaded {
+  Raw8<T> gate, up, d;
+};
+
+template <class T>
+__device__ __forceinline__ void LoadBackward(const BackwardParams<T>& p, std::int64_t row,
+                                             std::int64_t col, BackwardLoaded<T>& r) {
+  const T* at = p.gate_up + row * 2 * p.f + col;
+  LoadRaw(at, r.gate);
+  LoadRaw(at + p.f, r.up);
+  LoadRaw(p.d_act + row * p.f + col, r.d);
+}
+template <class T>
+__device__ __forceinline__ void ZeroBackward(BackwardLoaded<T>& r) {
+  ZeroRaw(r.gate);
+  ZeroRaw(r.up);
+  ZeroRaw(r.d);
+}
+
+// d_gate, d_up of eight elements; returns Σ silu(gate)·up·d_act.
+template <class T>
+__device__ __forceinline__ float Backward8(const BackwardLoaded<T>& r, float weight, float d_gate[8],
+                                           float d_up[8]) {
+  float g[8], u[8], d[8];
+  Unpack(r.gate, g);
+  Unpack(r.up, u);
+  Unpack(r.d, d);
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float s = Sigmoid(g[j]), silu = g[j] * s, dp = d[j] * weight;
+    sum += silu * u[j] * d[j];
+    d_up[j] = dp * silu;
+    d_gate[j] = dp * u[j] * (s + silu * (1.0f - s));
+  }
+  return sum;
+}
+
+template <class T, int kTile, bool kQuantize>
+__global__ void __launch_bounds__(256, 3) swiglu_backward_row_kernel(BackwardParams<T> p) {
+  constexpr int kUnroll = sizeof(T) == 2 ? 2 : 1;
+  extern __shared__ float marked[];  // [2F/kTile][kRowsPerBlock]
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const QuantizeParams& q = p.quantize;
+  const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock;
+  const RowOwner owner = FindOwner(q.groups, row0);
+  if (owner.group < 0) {
+    return;
+  }
+  const int f_tiles = static_cast<int>(p.f / kTile);
+  ThreadStats stats;
+  for (int rr = warp; rr < kRowsPerBlock; rr += 8) {
+    const std::int64_t row = row0 + rr;
+    if (row >= q.rows) {
+      break;
+    }
+    const bool real = row < owner.real_end;
+    const float weight = !real ? 0.0f : p.weight != nullptr ? p.weight[row] : 1.0f;
+    float sum = 0;
+    for (std::int64_t c0 = 0; c0 < p.f; c0 += 256 * kUnroll) {
+      BackwardLoaded<T> loaded[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const std::int64_t col = c0 + u * 256 + lane * 8;
+        if (real && col < p.f) {
+          LoadBackward(p, row, col, loaded[u]);
+        } else {
+          ZeroBackward(loaded[u]);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (c0 + u * 256 >= p.f) {
+          break;
+        }
+        const std::int64_t col = c0 + u * 256 + lane * 8;
+        float d_gate[8], d_up[8];
+        sum += Backward8(loaded[u], weight, d_gate, d_up);
+        if (!kQuantize && col < p.f) {
+          Store8(p.out + row * 2 * p.f + col, d_gate);
+          Store8(p.out + row * 2 * p.f + p.f + col, d_up);
+        }
+#pragma unroll
+        for (int half = 0; half < (kQuantize ? 2 : 0); ++half) {
+          const float* v = half == 0 ? d_gate : d_up;
+          std::uint32_t bits[8], largest, smallest;
+          Extremes8(v, bits, largest, smallest, real && col < p.f, stats);
+          stats.amax_bits = max(stats.amax_bits, largest);
+          const std::uint32_t amax = MaxOverLanes<kTile / 8>(largest);
+          const float quant_scale = TileQuantScale<kTile>(amax, q);
+          if ((lane & (kTile / 8 - 1)) == 0 && col < p.f) {
+            marked[(half * f_tiles + col / kTile) * kRowsPerBlock + rr] = Marked(quant_scale, amax);
+          }
+          const uint2 codes = Encode8(q.e5m2, v, quant_scale);
+          if (col < p.f) {
+            *reinterpret_cast<uint2*>(q.row.q + row * q.row.ld + half * p.f + col) = codes;
+            if (real) {
+              CountCast8(q.e5m2, v, codes, quant_scale, largest, smallest, stats);
+            }
+          }
+        }
+      }
+    }
+    sum = WarpSum(sum);
+    if (lane == 0 && p.dweight != nullptr) {
+      p.dweight[row] = sum;
+    }
+  }
+  if constexpr (kQuantize) {
+    __syncthreads();
+    const std::int64_t last = min(row0 + kRowsPerBlock, q.rows);
+    const int tiles = 2 * f_tiles;
+    for (int i = threadIdx.x; i < tiles * kRowsPerBlock; i += 256) {
+      const bool by_row = q.row.row_stride == 1;
+      const int r = by_row ? i % kRowsPerBlock : i / tiles;
+      const int t = by_row ? i / kRowsPerBlock : i % tiles;
+      if (row0 + r < last) {
+        q.row.scale[(row0 + r) * q.row.row_stride + t * q.row.tile_stride] =
+            UnmarkedDequant(marked[t * kRowsPerBlock + r], true, stats);
+      }
+    }
+    const std::int64_t real_rows = max(std::int64_t{0}, min(last, owner.real_end) - row0);
+    FlushStats(q.stats != nullptr ? q.stats + owner.group : nullptr, stats,
+               static_cast<std::uint64_t>(real_rows * 2 * p.f));
+  }
+}
+
+// Thread (lane16, slot): 8 columns, 4 consecutive rows, of d_gate and of d_up.
+template <class T, int kTile>
+__global__ void __launch_bounds__(512, 1) swiglu_backward_tile_kernel(BackwardParams<T> p) {
+  constexpr int kPerEdge = 128 / kTile;
+  __shared__ __align__(16) std::uint8_t codes_t[128 * 128];
+  __shared__ std::uint32_t col_part[16][128];
+  __shared__ float row_marked[2][kPerEdge][128], col_marked[2][kPerEdge][128];
+  const QuantizeParams& q = p.quantize;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int lane16 = threadIdx.x & 15, slot = threadIdx.x >> 4;
+  const std::int64_t f_tiles = CeilDiv(p.f, 128);
+  const std::int64_t tile = blockIdx.x % f_tiles, row0 = blockIdx.x / f_tiles * 128;
+  const std::int64_t col = tile * 128 + lane16 * 8;
+  const bool col_in = col < p.f;
+  const RowOwner owner = FindOwner(q.groups, row0);
+  if (owner.group < 0) {
+    return;
+  }
+  ThreadStats stats;
+
+  BackwardLoaded<T> loaded[4];
+  float value[2][4][8];  // d_gate, d_up
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::int64_t row = row0 + slot * 4 + i;
+    if (row < owner.real_end && col_in) {
+      LoadBackward(p, row, col, loaded[i]);
+    } else {
+      ZeroBackward(loaded[i]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::int64_t row = row0 + slot * 4 + i;
+    const bool real = row < owner.real_end;
+    const float weight = !real ? 0.0f : p.weight != nullptr ? p.weight[row] : 1.0f;
+    float sum = Backward8(loaded[i], weight, value[0][i], value[1][i]);
+#pragma unroll
+    for (int o = 8; o > 0; o >>= 1) {
+      sum += __shfl_xor_sync(kFullMask, sum, o);
+    }
+    if (lane16 == 0 && p.partial != nullptr) {
+      p.partial[row * f_tiles + tile] = sum;
+    }
+  }
+
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    std::uint32_t col_amax[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::int64_t row = row0 + slot * 4 + i;
+      const bool in = row < owner.real_end && col_in;
+      const float* v = value[half][i];
+      std::uint32_t bits[8], largest, smallest;
+      Extremes8(v, bits, largest, smallest, in, stats);
+      stats.amax_bits = max(stats.amax_bits, largest);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        col_amax[j] = max(col_amax[j], bits[j]);
+      }
+      const std::uint32_t amax = MaxOverLanes<kTile / 8>(largest);
+      const float quant_scale = TileQuantScale<kTile>(amax, q);
+      if ((lane16 & (kTile / 8 - 1)) == 0) {
+        row_marked[half][lane16 * 8 / kTile][slot * 4 + i] = Marked(quant_scale, amax);
+      }
+      const uint2 codes = Encode8(q.e5m2, v, quant_scale);
+      if (col_in) {
+        *reinterpret_cast<uint2*>(q.row.q + row * q.row.ld + half * p.f + col) = codes;
+      }
+      if (in) {
+        CountCast8(q.e5m2, v, codes, quant_scale, largest, smallest, stats);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      col_amax[j] = max(col_amax[j], __shfl_xor_sync(kFullMask, col_amax[j], 16));
+      if (lane < 16) {
+        col_part[warp][lane16 * 8 + j] = col_amax[j];
+      }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < kPerEdge * 128; i += 512) {
+      const int part = i / 128, c = i % 128;
+      std::uint32_t amax = 0;
+#pragma unroll
+      for (int w = 0; w < 16 / kPerEdge; ++w) {
+        amax = max(amax, col_part[part * (16 / kPerEdge) + w][c]);
+      }
+      col_marked[half][part][c] = Marked(TileQuantScale<kTile>(amax, q), amax);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int c = lane16 * 8 + j;
+      const float quant_scale = fabsf(col_marked[half][slot * 4 / kTile][c]);
+      float y[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        y[i] = __fmul_rn(value[half][i][j], quant_scale);
+      }
+      // Half of an 8-byte chunk of StoreTransposed.
+      *reinterpret_cast<std::uint32_t*>(codes_t + c * 128 + (((slot >> 1) ^ lane16) << 3) +
+                                        (slot & 1) * 4) = Encode4(q.e5m2, y[0], y[1], y[2], y[3]);
+    }
+    __syncthreads();
+    const int columns = static_cast<int>(min(std::int64_t{128}, p.f - tile * 128));
+    WriteTransposed<512>(codes_t, columns,
+                         q.col.q + (half * p.f + tile * 128) * q.col.ld + row0, q.col.ld);
+    for (int i = threadIdx.x; i < kPerEdge * 128; i += 512) {
+      const int part = i / 128, at = i % 128;
+      if (at < columns) {
+        q.col.scale[(half * p.f + tile * 128 + at) * q.col.row_stride +
+                    (row0 / kTile + part) * q.col.tile_stride] =
+            UnmarkedDequant(col_marked[half][part][at], false, stats);
+      }
+      if (part * kTile < columns) {
+        q.row.scale[(row0 + at) * q.row.row_stride +
+                    ((half * p.f + tile * 128) / kTile + part) * q.row.tile_stride] =
+            UnmarkedDequant(row_marked[half][part][at], true, stats);
+      }
+    }
+    __syncthreads();
+  }
+  const std::int64_t real_rows =
+      max(std::int64_t{0}, min(std::int64_t{128}, owner.real_end - row0));
+  FlushStats(q.stats != nullptr ? q.stats + owner.group : nullptr, stats,
+             static_cast<std::uint64_t>(real_rows * 2 * min(std::int64_t{128}, p.f - tile * 128)));
+}
+
+__global__ void sum_tiles_kernel(const float* partial, std::int64_t rows, std::int64_t tiles,
+                                 float* dweight) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (row < rows) {
+    float sum = 0;
+    for (std::int64_t t = 0; t < tiles; ++t) {
+      sum += partial[row * tiles + t];
+    }
+    dweight[row] = sum;
+  }
+}
+
+QuantizeParams MakeParams(const RowGroups& groups, std::int64_t cols, const QuantizeRule& rule,
+                          const QTensor& row, const QTensor& col, StatSlot* stats) {
+  OCTAVO_CHECK(rule.tiling == Tiling::kRow128 || rule.tiling == Tiling::kRow32,
+               "tiling %d: SwiGLU quantises row tiles", static_cast<int>(rule.tiling));
+  OCTAVO_CHECK(row.present(), "a column-wise copy needs the row-wise one here");
+  return QuantizeParams{.groups = MakeGroups(groups),
+                        .rows = groups.padded_rows,
+                        .cols = cols,
+                        .e5m2 = rule.format == DType::kE5M2,
+                        .pow2 = rule.pow2,
+                        .format_max = Fp8Max(rule.format),
+                        .row = MakeTarget(row),
+                        .col = MakeTarget(col),
+                        .quant_scale = nullptr,
+                        .stats = stats};
+}
+
+template <int kTile>
+void BackwardQuantized(OpsContext* context, const BackwardParams<bf16>& params) {
+  BackwardParams<bf16> p = params;
+  const std::int64_t rows = p.quantize.rows;
+  OCTAVO_CHECK(p.f % kTile == 0, "F = %lld must be a multiple of %d", static_cast<long long>(p.f),
+               kTile);
+  if (p.quantize.col.q == nullptr) {
+    const std::size_t smem = sizeof(float) * kRowsPerBlock * 2 * (p.f / kTile);
+    if (smem > 48 * 1024) {
+      cudaFuncSetAttribute(swiglu_backward_row_kernel<bf16, kTile, true>,
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem));
+    }
+    swiglu_backward_row_kernel<bf16, kTile, true>
+        <<<Blocks(rows, kRowsPerBlock), 256, smem, context->stream>>>(p);
+    return;
+  }
+  const std::int64_t f_tiles = CeilDiv(p.f, 128);
+  OCTAVO_CHECK(rows % 128 == 0, "rows = %lld must be a multiple of 128", static_cast<long long>(rows));
+  OCTAVO_CHECK(rows * f_tiles * 4 <= context->scratch_bytes,
+               "[%lld, %lld] needs more scratch than there is", static_cast<long long>(rows),
+               static_cast<long long>(p.f));
+  p.partial = p.dweight != nullptr ? reinterpret_cast<float*>(context->scratch) : nullptr;
+  swiglu_backward_tile_kernel<bf16, kTile>
+      <<<static_cast<unsigned>(rows / 128 * f_tiles), 512, 0, context->stream>>>(p);
+  if (p.dweight != nullptr) {
+    sum_tiles_kernel<<<Blocks(rows, 256), 256, 0, context->stream>>>(p.partial, rows, f_tiles,
+                                                                     p.dweight);
+  }
+}
+
+template <class T>
+void BackwardPlain(OpsContext* context, const SwigluBackwardArgs& a) {
+  BackwardParams<T> p{};
+  p.gate_up = static_cast<const T*>(a.gate_up);
+  p.d_act = static_cast<const T*>(a.d_act);
+  p.weight = a.weight;
+  p.f = a.f;
+  p.out = static_cast<T*>(a.d_gate_up);
+  p.dweight = a.dweight;
+  p.quantize.groups = MakeGroups(a.groups);
+  p.quantize.rows = a.groups.padded_rows;
+  swiglu_backward_row_kernel<T, 128, false>
+      <<<Blocks(a.groups.padded_rows, kRowsPerBlock), 256, 0, context->stream>>>(p);
+}
+
+}  // namespace
+
+void SwigluForward(OpsContext* context, const SwigluForwardArgs& a) {
+  OCTAVO_CHECK(a.f % 8 == 0, "F = %lld must be a multiple of 8", static_cast<long long>(a.f));
+  const std::int64_t rows = a.groups.padded_rows;
+  if (rows == 0) {
+    return;
+  }
+  const SwigluSource<bf16> source{static_cast<const bf16*>(a.gate_up), a.f, a.weight};
+  if (a.act != nullptr) {
+    if (a.dtype == DType::kBF16) {
+      swiglu_forward_kernel<<<Blocks(rows, 8), 256, 0, context->stream>>>(
+          source, MakeGroups(a.groups), static_cast<bf16*>(a.act));
+    } else {
+      swiglu_forward_kernel<<<Blocks(rows, 8), 256, 0, context->stream>>>(
+          SwigluSource<float>{static_cast<const float*>(a.gate_up), a.f, a.weight},
+          MakeGroups(a.groups), static_cast<float*>(a.act));
+    }
+  } else {
+    OCTAVO_CHECK(a.dtype == DType::kBF16, "the fused cast reads BF16 on the GPU");
+    const QuantizeParams p = MakeParams(a.groups, a.f, a.rule, a.quant, a.quant_col, a.stats);
+    if (a.rule.tiling == Tiling::kRow32) {
+      LaunchQuantize<SwigluSource<bf16>, 32, false>(context->stream, source, p);
+    } else {
+      OCTAVO_CHECK(a.f % 128 == 0, "F = %lld must be a multiple of 128", static_cast<long long>(a.f));
+      LaunchQuantize<SwigluSource<bf16>, 128, false>(context->stream, source, p);
+    }
+  }
+  context->Launched("swiglu_forward");
+}
+
+void SwigluBackward(OpsContext* context, const SwigluBackwardArgs& a) {
+  OCTAVO_CHECK(a.f % 8 == 0, "F = %lld must be a multiple of 8", static_cast<long long>(a.f));
+  if (a.groups.padded_rows == 0) {
+    return;
+  }
+  if (a.d_gate_up != nullptr) {
+    if (a.dtype == DType::kBF16) {
+      BackwardPlain<bf16>(context, a);
+    } else {
+      BackwardPlain<float>(context, a);
+    }
+  } else {
+    OCTAVO_CHECK(a.dtype == DType::kBF16, "the fused cast reads BF16 on the GPU");
+    BackwardParams<bf16> p{};
+    p.gate_up = static_cast<const bf16*>(a.gate_up);
+    p.d_act = static_cast<const bf16*>(a.d_act);
+    p.weight = a.weight;
+    p.f = a.f;
+    p.dweight = a.dweight;
+    p.quantize = MakeParams(a.groups, 2 * a.f, a.rule, a.quant, a.quant_col, a.stats);
+    if (a.rule.tiling == Tiling::kRow32) {
+      BackwardQuantized<32>(context, p);
+    } else {
+      BackwardQuantized<128>(context, p);
+    }
+  }
+  context->Launched("swiglu_backward");
+}
+
+}  // namespace octavo::cuda
