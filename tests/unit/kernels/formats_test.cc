@@ -1,0 +1,387 @@
+// The formats against an exhaustive nearest-even search in FP64, against NVIDIA's host functions,
+// and the vector loops against the scalar definitions under every instruction set of this machine.
+#include <gtest/gtest.h>
+#include <hwy/targets.h>
+
+#include <bit>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "kernels/cpu/fp8_rows.h"
+#include "kernels/formats/bf16.h"
+#include "kernels/formats/e8m0.h"
+#include "kernels/formats/fp8.h"
+#include "kernels/formats/scale.h"
+
+#if __has_include(<cuda_fp8.h>)
+#include <cuda_fp8.h>
+#define OCTAVO_HAVE_CUDA_FP8 1
+#endif
+
+namespace octavo {
+namespace {
+
+constexpr DType kFormats[] = {DType::kE4M3, DType::kE5M2};
+
+// The value of a finite magnitude code from the format's definition, in FP64.
+double DefinedValue(DType format, int code) {
+  const int mantissa_bits = format == DType::kE4M3 ? 3 : 2;
+  const int bias = format == DType::kE4M3 ? 7 : 15;
+  const int exponent = code >> mantissa_bits;
+  const int mantissa = code & ((1 << mantissa_bits) - 1);
+  const double fraction = std::ldexp(mantissa, -mantissa_bits);
+  return exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias);
+}
+
+int MaxCode(DType format) { return format == DType::kE4M3 ? 0x7E : 0x7B; }
+
+// Nearest code by search over all magnitudes; a tie goes to the even code; saturating.
+std::uint8_t NearestCode(DType format, float x) {
+  if (std::isnan(x)) {
+    return 0x7F;
+  }
+  const double magnitude = std::fabs(static_cast<double>(x));
+  int best = MaxCode(format);
+  // Beyond M everything saturates; FP64 distances would be equal for huge numbers.
+  double best_distance = magnitude > DefinedValue(format, best) ? -1.0 : HUGE_VAL;
+  for (int code = 0; code <= MaxCode(format); ++code) {
+    const double distance = std::fabs(DefinedValue(format, code) - magnitude);
+    if (distance < best_distance || (distance == best_distance && code % 2 == 0)) {
+      best = code;
+      best_distance = distance;
+    }
+  }
+  return static_cast<std::uint8_t>(best | (std::signbit(x) ? 0x80 : 0));
+}
+
+// All BF16 numbers, and FP32 numbers within 16 steps of every code and of every midpoint.
+std::vector<float> Probes(DType format) {
+  std::vector<float> probes;
+  for (std::uint32_t i = 0; i < 0x10000u; ++i) {
+    probes.push_back(FloatFromBf16(static_cast<std::uint16_t>(i)));
+  }
+  for (int code = 0; code <= MaxCode(format); ++code) {
+    const double here = DefinedValue(format, code);
+    const double next = code < MaxCode(format) ? DefinedValue(format, code + 1) : 1.07 * here;
+    for (const double center : {here, (here + next) / 2}) {
+      const std::uint32_t bits = std::bit_cast<std::uint32_t>(static_cast<float>(center));
+      for (std::uint32_t step = 0; step <= 32; ++step) {
+        if (bits + step >= 16) {
+          const float x = std::bit_cast<float>(bits + step - 16);
+          probes.push_back(x);
+          probes.push_back(-x);
+        }
+      }
+    }
+  }
+  return probes;
+}
+
+TEST(Formats, Fp8DecodeIsTheDefinition) {
+  for (const DType format : kFormats) {
+    for (int code = 0; code <= MaxCode(format); ++code) {
+      const auto byte = static_cast<std::uint8_t>(code);
+      EXPECT_EQ(Fp8Decode(format, byte), DefinedValue(format, code));
+      EXPECT_EQ(Fp8Decode(format, byte | 0x80), -DefinedValue(format, code));
+    }
+    EXPECT_TRUE(std::isnan(Fp8Decode(format, 0x7F)));
+    EXPECT_TRUE(std::isnan(Fp8Decode(format, 0xFF)));
+  }
+  EXPECT_TRUE(std::signbit(E4M3Decode(0x80)));
+  EXPECT_EQ(E5M2Decode(0x7C), INFINITY);
+  EXPECT_EQ(E5M2Decode(0xFC), -INFINITY);
+  EXPECT_TRUE(std::isnan(E5M2Decode(0x7D)));
+  EXPECT_TRUE(std::isnan(E5M2Decode(0x7E)));
+}
+
+TEST(Formats, Fp8EncodeIsNearestEvenAndSaturates) {
+  for (const DType format : kFormats) {
+    for (const float x : Probes(format)) {
+      ASSERT_EQ(Fp8Encode(format, x), NearestCode(format, x))
+          << "format " << static_cast<int>(format) << " x " << x << " bits " << std::hex
+          << std::bit_cast<std::uint32_t>(x);
+    }
+  }
+}
+
+TEST(Formats, Fp8RoundTripsEveryFiniteCode) {
+  for (const DType format : kFormats) {
+    for (int code = 0; code < 256; ++code) {
+      const auto byte = static_cast<std::uint8_t>(code);
+      if ((code & 0x7F) <= MaxCode(format)) {
+        EXPECT_EQ(Fp8Encode(format, Fp8Decode(format, byte)), byte);
+      }
+    }
+  }
+}
+
+TEST(Formats, Fp8EqualsCudaHostFunctions) {
+#ifdef OCTAVO_HAVE_CUDA_FP8
+  for (const DType format : kFormats) {
+    const auto kind = format == DType::kE4M3 ? __NV_E4M3 : __NV_E5M2;
+    for (const float x : Probes(format)) {
+      ASSERT_EQ(Fp8Encode(format, x), __nv_cvt_float_to_fp8(x, __NV_SATFINITE, kind)) << x;
+    }
+    for (int code = 0; code < 256; ++code) {
+      const auto byte = static_cast<std::uint8_t>(code);
+      const __half_raw half = __nv_cvt_fp8_to_halfraw(byte, kind);
+      const float want = static_cast<float>(__half(half));
+      const float got = Fp8Decode(format, byte);
+      EXPECT_TRUE(got == want || (std::isnan(got) && std::isnan(want))) << code;
+    }
+  }
+#else
+  GTEST_SKIP() << "cuda_fp8.h is not installed; Fp8EncodeIsNearestEvenAndSaturates covers the same "
+                  "inputs with an oracle of our own";
+#endif
+}
+
+TEST(Formats, Bf16IsNearestEven) {
+  for (std::uint32_t i = 0; i < 0x10000u; ++i) {
+    const auto code = static_cast<std::uint16_t>(i);
+    const float x = FloatFromBf16(code);
+    if (std::isnan(x)) {
+      EXPECT_EQ(Bf16FromFloat(x), 0x7FFF);
+      continue;
+    }
+    ASSERT_EQ(Bf16FromFloat(x), code);
+    if (std::isinf(x) || (i & 0x7FFFu) == 0x7F7Fu) {
+      continue;  // no finite neighbour above
+    }
+    // Between a code and the next the FP32 steps 0..0x10000 are divided at 0x8000.
+    const std::uint16_t next = static_cast<std::uint16_t>(i + 1);
+    const std::uint16_t tie = (i & 1u) != 0 ? next : code;
+    ASSERT_EQ(Bf16FromFloat(std::bit_cast<float>((i << 16) | 0x7FFFu)), code);
+    ASSERT_EQ(Bf16FromFloat(std::bit_cast<float>((i << 16) | 0x8000u)), tie);
+    ASSERT_EQ(Bf16FromFloat(std::bit_cast<float>((i << 16) | 0x8001u)), next);
+  }
+  EXPECT_EQ(FloatFromBf16(Bf16FromFloat(FLT_MAX)), INFINITY);
+}
+
+TEST(Formats, E8M0IsAPowerOfTwo) {
+  for (int code = 0; code < 255; ++code) {
+    const float value = FloatFromE8M0(static_cast<std::uint8_t>(code));
+    EXPECT_EQ(value, std::ldexp(1.0, code - 127));
+    if (code > 0) {
+      EXPECT_EQ(E8M0FromPowerOfTwo(value), code);
+    }
+  }
+  EXPECT_TRUE(std::isnan(FloatFromE8M0(0xFF)));
+  for (const float bad : {3.0f, 0.0f, -2.0f, INFINITY, NAN}) {
+    EXPECT_EQ(E8M0FromPowerOfTwo(bad), kE8M0Nan);
+  }
+}
+
+// a·Q <= M always and > M/2 unless Q met its limit, for every mantissa of FP32.
+TEST(Scale, PowerOfTwoFloorHoldsForEveryMantissa) {
+  for (const DType format : kFormats) {
+    const double format_max = Fp8Max(format);
+    for (std::uint32_t mantissa = 0; mantissa < (1u << 23); ++mantissa) {
+      const float amax = std::bit_cast<float>(0x3F800000u | mantissa);
+      const float q = QuantScaleFromAmax(amax, Fp8Max(format), true, 0);
+      const double reached = static_cast<double>(amax) * q;
+      ASSERT_TRUE((std::bit_cast<std::uint32_t>(q) & 0x7FFFFFu) == 0 && reached <= format_max &&
+                  reached > format_max / 2)
+          << amax;
+    }
+  }
+}
+
+TEST(Scale, MxExponentIsTheLeastThatDoesNotSaturate) {
+  for (const DType format : kFormats) {
+    const double format_max = Fp8Max(format);
+    for (std::uint32_t mantissa = 0; mantissa < (1u << 23); ++mantissa) {
+      const float amax = std::bit_cast<float>(0x3F800000u | mantissa);
+      const double d = std::ldexp(1.0, MxE8M0FromAmax(amax, Fp8Max(format)) - 127);
+      ASSERT_TRUE(amax / d <= format_max && amax / (d / 2) > format_max) << amax;
+    }
+  }
+}
+
+TEST(Scale, EdgesOfAmax) {
+  const float smallest = std::numeric_limits<float>::denorm_min();
+  EXPECT_EQ(QuantScaleFromAmax(0.0f, 448.0f, false, 0), 1.0f);
+  EXPECT_EQ(QuantScaleFromAmax(-0.0f, 448.0f, false, 0), 1.0f);
+  EXPECT_EQ(QuantScaleFromAmax(0.0f, 448.0f, true, 0), 0x1p126f);
+  EXPECT_EQ(QuantScaleFromAmax(smallest, 448.0f, false, 0), 0x1p126f);
+  EXPECT_EQ(QuantScaleFromAmax(448.0f * 0x1p-126f, 448.0f, false, 0), 0x1p126f);
+  // The first amax beyond the clamp: the quotient, below 2^126.
+  const float above = std::nextafter(448.0f * 0x1p-126f, 1.0f);
+  EXPECT_EQ(QuantScaleFromAmax(above, 448.0f, false, 0), 448.0f / above);
+  EXPECT_LT(QuantScaleFromAmax(above, 448.0f, false, 0), 0x1p126f);
+  EXPECT_EQ(QuantScaleFromAmax(FLT_MAX, 448.0f, false, 0), 448.0f / FLT_MAX);
+  EXPECT_EQ(MxE8M0FromAmax(smallest, 448.0f), 1);
+  EXPECT_EQ(MxE8M0FromAmax(FLT_MAX, 448.0f), 247);
+  // 2^-127·448 needs exponent code 0, which is clamped to 1.
+  EXPECT_EQ(MxE8M0FromAmax(448.0f * 0x1p-127f, 448.0f), 1);
+  for (int margin = 0; margin <= 8; ++margin) {
+    for (const bool pow2 : {false, true}) {
+      const ScalePair scale = ScaleFromAmaxPair(FLT_MAX, 448.0f, pow2, margin);
+      EXPECT_TRUE(std::isnormal(scale.quant_scale) && std::isnormal(scale.dequant_scale));
+      // Without the floor to a power of two Q may be half a step above M/a.
+      EXPECT_LE(static_cast<double>(FLT_MAX) * scale.quant_scale, 448.0 * (1 + 0x1p-23));
+    }
+    EXPECT_EQ(QuantScaleFromAmax(1.0f, 448.0f, false, margin), std::ldexp(448.0f, -margin));
+  }
+}
+
+TEST(Scale, DequantScaleIsNeverSubnormal) {
+  for (std::uint32_t exponent = 0; exponent < 255; ++exponent) {
+    for (const std::uint32_t mantissa : {0u, 1u, 0x400000u, 0x600000u, 0x7FFFFFu}) {
+      const float amax = std::bit_cast<float>((exponent << 23) | mantissa);
+      for (const DType format : kFormats) {
+        for (const bool pow2 : {false, true}) {
+          const ScalePair scale = ScaleFromAmaxPair(amax, Fp8Max(format), pow2, 0);
+          ASSERT_GE(scale.dequant_scale, 0x1p-126f);
+          ASSERT_TRUE(std::isfinite(scale.dequant_scale));
+        }
+        ASSERT_TRUE(std::isnormal(MxScaleFromAmax(amax, Fp8Max(format)).quant_scale));
+      }
+    }
+  }
+}
+
+TEST(Scale, MinDequantScaleLimitsQ) {
+  EXPECT_EQ(QuantScaleFromAmax(1e-20f, 448.0f, false, 0, 0x1p-10f), 0x1p10f);
+  EXPECT_EQ(QuantScaleFromAmax(1e-20f, 448.0f, true, 0, 0x1.8p-10f), 0x1p9f);
+  EXPECT_EQ(QuantScaleFromAmax(448.0f, 448.0f, false, 0, 0x1p-10f), 1.0f);
+  EXPECT_EQ(QuantScaleFromAmax(0x1p-149f, 448.0f, false, 0, 0x1p-10f), 0x1p10f);
+}
+
+TEST(Scale, SaturationCountsWhatTheCastChangedBeyondRounding) {
+  EXPECT_FALSE(IsSaturated(DType::kE4M3, 464.0f));
+  EXPECT_TRUE(IsSaturated(DType::kE4M3, std::nextafter(464.0f, 1e3f)));
+  EXPECT_TRUE(IsSaturated(DType::kE4M3, -INFINITY));
+  EXPECT_FALSE(IsSaturated(DType::kE4M3, NAN));
+  EXPECT_TRUE(IsSaturated(DType::kE5M2, 61440.0f));
+  EXPECT_FALSE(IsSaturated(DType::kE5M2, std::nextafter(61440.0f, 0.0f)));
+}
+
+// Every instruction set that this build has and this machine runs.
+class VectorLoops : public testing::TestWithParam<std::int64_t> {
+ protected:
+  void SetUp() override { hwy::SetSupportedTargetsForTest(static_cast<int64_t>(GetParam())); }
+  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
+};
+
+std::vector<std::int64_t> Targets() {
+  std::vector<std::int64_t> targets;
+  std::int64_t supported = hwy::SupportedTargets();
+  while (supported != 0) {
+    targets.push_back(supported & -supported);
+    supported &= supported - 1;
+  }
+  return targets;
+}
+
+TEST_P(VectorLoops, EncodeEqualsTheScalarDefinition) {
+  for (const DType format : kFormats) {
+    const std::vector<float> x = Probes(format);
+    const auto n = static_cast<std::int64_t>(x.size());
+    std::uint64_t saturated = 0;
+    std::uint64_t zero_codes = 0;
+    for (const float value : x) {
+      saturated += IsSaturated(format, value) ? 1u : 0u;
+      zero_codes += (Fp8Encode(format, value) & 0x7F) == 0 ? 1u : 0u;
+    }
+    std::vector<std::uint8_t> q(x.size());
+    cpu::CastCounts counts;
+    cpu::EncodeRow(format, x.data(), 1.0f, n, q.data(), &counts);
+    EXPECT_EQ(counts.saturated, saturated);
+    EXPECT_EQ(counts.zero_codes, zero_codes);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      ASSERT_EQ(q[i], Fp8Encode(format, x[i])) << x[i];
+    }
+    const std::vector<float> halves(x.size(), 0.5f);
+    cpu::EncodeRowByColumn(format, x.data(), halves.data(), n, q.data(), &counts);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      ASSERT_EQ(q[i], Fp8Encode(format, x[i] * 0.5f)) << x[i];
+    }
+  }
+}
+
+TEST_P(VectorLoops, TameEncodeEqualsTheScalarDefinition) {
+  for (const DType format : kFormats) {
+    std::vector<float> x;
+    for (const float value : Probes(format)) {
+      if (std::fabs(value) <= Fp8Max(format) * (1.0f + 0x1p-22f)) {
+        x.push_back(value);
+      }
+    }
+    const std::vector<float> ones(x.size(), 1.0f);
+    std::vector<std::uint8_t> q(x.size());
+    cpu::EncodeTameRowByColumn(format, x.data(), ones.data(), static_cast<std::int64_t>(x.size()),
+                               q.data());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      ASSERT_EQ(q[i], Fp8Encode(format, x[i])) << x[i];
+    }
+  }
+}
+
+TEST_P(VectorLoops, DecodeEqualsTheScalarDefinition) {
+  std::vector<std::uint8_t> codes(256 + 7);
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    codes[i] = static_cast<std::uint8_t>(i);
+  }
+  std::vector<float> x(codes.size());
+  for (const DType format : kFormats) {
+    cpu::DecodeRow(format, codes.data(), 0x1.8p-3f, static_cast<std::int64_t>(codes.size()),
+                   x.data());
+    for (std::size_t i = 0; i < codes.size(); ++i) {
+      const float want = Fp8Decode(format, codes[i]) * 0x1.8p-3f;
+      EXPECT_TRUE(x[i] == want || (std::isnan(x[i]) && std::isnan(want))) << i;
+    }
+  }
+}
+
+TEST_P(VectorLoops, ScanFindsAmaxZerosAndNonfinite) {
+  for (const std::int64_t n : {0, 1, 5, 16, 33, 128}) {
+    std::vector<float> x(static_cast<std::size_t>(n), -0.5f);
+    cpu::ScanCounts counts;
+    if (n > 3) {
+      x[0] = NAN;
+      x[1] = -INFINITY;
+      x[2] = -0.0f;
+      x[x.size() - 1] = -3.0f;
+    }
+    cpu::ScanRow(x.data(), n, &counts);
+    EXPECT_EQ(std::bit_cast<float>(counts.amax_bits), n > 3 ? 3.0f : (n == 0 ? 0.0f : 0.5f));
+    EXPECT_EQ(counts.nonfinite, n > 3 ? 2u : 0u);
+    EXPECT_EQ(counts.zeros, n > 3 ? 1u : 0u);
+    std::vector<std::uint32_t> amax_bits(x.size(), 0u);
+    EXPECT_EQ(cpu::MaxRow(x.data(), n, amax_bits.data()), n <= 3);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      EXPECT_EQ(amax_bits[i], FiniteMagnitudeBits(x[i]));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Machine, VectorLoops, testing::ValuesIn(Targets()),
+                         [](const testing::TestParamInfo<std::int64_t>& test) {
+                           return std::string(hwy::TargetName(static_cast<int64_t>(test.param)));
+                         });
+
+TEST(VectorLoops, TransposeBytesMovesEveryByte) {
+  for (const std::int64_t rows : {1, 15, 16, 40, 128}) {
+    for (const std::int64_t cols : {1, 16, 31, 128}) {
+      std::vector<std::uint8_t> src(static_cast<std::size_t>(rows * cols));
+      for (std::size_t i = 0; i < src.size(); ++i) {
+        src[i] = static_cast<std::uint8_t>(i * 167 + i / 251);
+      }
+      std::vector<std::uint8_t> dst(src.size(), 0);
+      cpu::TransposeBytes({src.data(), cols}, rows, cols, {dst.data(), rows});
+      for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t c = 0; c < cols; ++c) {
+          ASSERT_EQ(dst[static_cast<std::size_t>(c * rows + r)],
+                    src[static_cast<std::size_t>(r * cols + c)]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace octavo
