@@ -52,8 +52,9 @@ absl::StatusOr<std::vector<std::string>> ListInputFiles(const std::vector<std::s
     } else if (stdfs::is_regular_file(status)) {
       files.push_back(input);
     } else {
-      return NotFoundError(StrCat("building a dataset: ", input,
-                                  ": no such file or folder (regular files and folders are valid)"));
+      return NotFoundError(
+          StrCat("building a dataset: ", input,
+                 ": no such file or folder (regular files and folders are valid)"));
     }
   }
   return files;

@@ -3,8 +3,9 @@
 //   ASSIGN_OR_RETURN(BuildSummary summary, BuildByteDataset(fs, {.inputs = {"/usr/include"},
 //                                                               .output = "text.octd"}));
 //
-// Byte datasets: every byte is a token (vocabulary 256), every file a document. Folders are walked in
-// sorted order, so the same tree gives the same file; symbolic links and special files are skipped.
+// Byte datasets: every byte is a token (vocabulary 256), every file a document. Folders are walked
+// in sorted order, so the same tree gives the same file; symbolic links and special files are
+// skipped.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@ struct BuildProgress {
 struct BuildByteOptions {
   std::vector<std::string> inputs;  // files and folders, in this order
   std::string output;
-  std::int64_t max_bytes = 0;       // stop after so many bytes of text; 0: no limit
+  std::int64_t max_bytes = 0;  // stop after so many bytes of text; 0: no limit
   std::function<void(const BuildProgress&)> progress;  // after every file; may be empty
 };
 

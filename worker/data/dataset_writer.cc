@@ -55,9 +55,9 @@ absl::Status DatasetWriter::Append(std::span<const std::int32_t> tokens) {
   std::string bytes(tokens.size() * static_cast<std::size_t>(token_bytes_), '\0');
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] < 0 || tokens[i] >= vocab_size_) {
-      return InvalidArgumentError(
-          StrCat("writing ", path_, ": token ", tokens[i], " at position ",
-                 token_count_ + static_cast<std::int64_t>(i), "; valid are 0 to ", vocab_size_ - 1));
+      return InvalidArgumentError(StrCat("writing ", path_, ": token ", tokens[i], " at position ",
+                                         token_count_ + static_cast<std::int64_t>(i),
+                                         "; valid are 0 to ", vocab_size_ - 1));
     }
     std::memcpy(&bytes[i * static_cast<std::size_t>(token_bytes_)], &tokens[i],
                 static_cast<std::size_t>(token_bytes_));
@@ -77,9 +77,8 @@ absl::Status DatasetWriter::AppendBytes(std::string_view bytes) {
 absl::Status DatasetWriter::AppendPayload(std::string_view bytes) {
   RETURN_IF_ERROR(file_->Append(bytes));
   while (!bytes.empty()) {
-    const auto part = static_cast<std::size_t>(
-        std::min<std::int64_t>(static_cast<std::int64_t>(bytes.size()),
-                               dataset_format::kChunkBytes - chunk_filled_));
+    const auto part = static_cast<std::size_t>(std::min<std::int64_t>(
+        static_cast<std::int64_t>(bytes.size()), dataset_format::kChunkBytes - chunk_filled_));
     chunk_crc_ = Crc32cExtend(chunk_crc_, bytes.data(), part);
     chunk_filled_ += static_cast<std::int64_t>(part);
     bytes.remove_prefix(part);

@@ -1,6 +1,6 @@
-// Writes a dataset of our own format (token_dataset.h) front to back, then makes it visible at once:
-// temporary file beside it, fsync, rename. A crash or a full disk leaves no half dataset behind
-// under the final name.
+// Writes a dataset of our own format (token_dataset.h) front to back, then makes it visible at
+// once: temporary file beside it, fsync, rename. A crash or a full disk leaves no half dataset
+// behind under the final name.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,8 @@ class DatasetWriter {
   std::int64_t document_count() const { return static_cast<std::int64_t>(ends_.size()); }
 
  private:
-  DatasetWriter(FileSystem& fs, std::string path, std::int32_t token_bytes, std::int64_t vocab_size);
+  DatasetWriter(FileSystem& fs, std::string path, std::int32_t token_bytes,
+                std::int64_t vocab_size);
   absl::Status AppendPayload(std::string_view bytes);
 
   FileSystem& fs_;
@@ -49,7 +50,7 @@ class DatasetWriter {
   const std::int64_t vocab_size_;
   std::unique_ptr<WritableFile> file_;
   std::int64_t token_count_ = 0;
-  std::int64_t chunk_filled_ = 0;       // bytes of the current chunk
+  std::int64_t chunk_filled_ = 0;  // bytes of the current chunk
   std::uint32_t chunk_crc_ = 0;
   std::vector<std::uint32_t> chunks_;
   std::vector<std::uint64_t> ends_;

@@ -33,8 +33,8 @@ class LlmcDataset final : public TokenDataset {
   absl::Status Read(std::int64_t offset, std::span<std::int32_t> out) const override {
     const auto count = static_cast<std::int64_t>(out.size());
     if (offset < 0 || offset > token_count_ - count) {
-      return OutOfRangeError(StrCat("reading tokens ", offset, " to ", offset + count, " of ", path_,
-                                    ": it has ", token_count_));
+      return OutOfRangeError(StrCat("reading tokens ", offset, " to ", offset + count, " of ",
+                                    path_, ": it has ", token_count_));
     }
     const char* at = bytes_.data() + kHeaderBytes + offset * token_bytes_;
     for (std::int64_t i = 0; i < count; ++i) {

@@ -1,6 +1,6 @@
 // llm.c's token files: 256 little-endian int32 of header (magic, version, token count, zeros), then
-// tokens. Magic 20240520 with version 1: GPT-2 tokens, uint16. Magic 20240801 with version 7: Llama-3
-// tokens, uint32. The format has no checksum and no documents; the size must fit the count.
+// tokens. Magic 20240520 with version 1: GPT-2 tokens, uint16. Magic 20240801 with version 7:
+// Llama-3 tokens, uint32. The format has no checksum and no documents; the size must fit the count.
 #pragma once
 
 #include <memory>

@@ -21,11 +21,10 @@ absl::StatusOr<Loader> Loader::Create(std::shared_ptr<const TokenDataset> datase
   OCTAVO_CHECK(options.region.begin >= 0 && options.region.end <= dataset->token_count());
   OCTAVO_CHECK(options.rank >= 0 && options.rank < options.ranks);
   if (options.region.size() < options.sequence_length + 1) {
-    return InvalidArgumentError(StrCat(dataset->path(), ": ", options.region.size(),
-                                       " tokens (", options.region.begin, " to ", options.region.end,
-                                       "); one sequence of ", options.sequence_length, " needs ",
-                                       options.sequence_length + 1,
-                                       ". Use more data or a smaller train.sequence_length"));
+    return InvalidArgumentError(StrCat(
+        dataset->path(), ": ", options.region.size(), " tokens (", options.region.begin, " to ",
+        options.region.end, "); one sequence of ", options.sequence_length, " needs ",
+        options.sequence_length + 1, ". Use more data or a smaller train.sequence_length"));
   }
   if (dataset->vocab_size() > options.vocab) {
     return InvalidArgumentError(StrCat(dataset->path(), ": its vocabulary has ",
@@ -61,8 +60,10 @@ absl::Status Loader::Load(std::int64_t step, std::int32_t microbatch,
                                   offset + (worst - sample_.begin()),
                                   " is outside model.vocab_size ", options_.vocab));
     }
-    std::copy(sample_.begin(), sample_.end() - 1, tokens.begin() + static_cast<std::ptrdiff_t>(s * length));
-    std::copy(sample_.begin() + 1, sample_.end(), targets.begin() + static_cast<std::ptrdiff_t>(s * length));
+    std::copy(sample_.begin(), sample_.end() - 1,
+              tokens.begin() + static_cast<std::ptrdiff_t>(s * length));
+    std::copy(sample_.begin() + 1, sample_.end(),
+              targets.begin() + static_cast<std::ptrdiff_t>(s * length));
   }
   return absl::OkStatus();
 }

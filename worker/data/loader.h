@@ -37,12 +37,12 @@ TrainValidationSplit SplitTail(std::int64_t token_count, double validation_fract
 struct LoaderOptions {
   TokenRegion region;
   std::int64_t sequence_length = 0;
-  std::int64_t vocab = 0;              // of the model; a token outside is an error
+  std::int64_t vocab = 0;  // of the model; a token outside is an error
   std::uint64_t seed = 0;
   std::int32_t rank = 0, ranks = 1;
   std::int32_t microbatch_sequences = 1;
   std::int32_t microbatches = 1;
-  bool shuffle = true;                 // false: in file order (validation)
+  bool shuffle = true;  // false: in file order (validation)
 };
 
 // Not thread-safe.

@@ -62,8 +62,8 @@ class MegatronDataset final : public TokenDataset {
   absl::Status Read(std::int64_t offset, std::span<std::int32_t> out) const override {
     const auto count = static_cast<std::int64_t>(out.size());
     if (offset < 0 || offset > token_count_ - count) {
-      return OutOfRangeError(StrCat("reading tokens ", offset, " to ", offset + count, " of ", path_,
-                                    ": it has ", token_count_));
+      return OutOfRangeError(StrCat("reading tokens ", offset, " to ", offset + count, " of ",
+                                    path_, ": it has ", token_count_));
     }
     auto sequence = std::upper_bound(
         sequences_.begin(), sequences_.end(), offset,
@@ -71,13 +71,12 @@ class MegatronDataset final : public TokenDataset {
     std::int64_t done = 0;
     while (done < count) {
       const Sequence& at = *(sequence - 1);
-      const std::int64_t end =
-          sequence == sequences_.end() ? token_count_ : sequence->first_token;
+      const std::int64_t end = sequence == sequences_.end() ? token_count_ : sequence->first_token;
       const std::int64_t position = offset + done;
       const std::int64_t part = std::min(count - done, end - position);
       const std::int64_t byte = at.byte_offset + (position - at.first_token) * token_bytes_;
-      RETURN_IF_ERROR(Decode(byte, out.subspan(static_cast<std::size_t>(done),
-                                               static_cast<std::size_t>(part))));
+      RETURN_IF_ERROR(Decode(
+          byte, out.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(part))));
       done += part;
       ++sequence;
     }
@@ -121,14 +120,15 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> MegatronDataset::Open(const FileSy
   ASSIGN_OR_RETURN(const std::string index, fs.ReadFile(index_path));
   const auto size = static_cast<std::int64_t>(index.size());
   if (size < kHeadBytes) {
-    return DataLossError(StrCat(index_path, ": cut at byte offset ", size, "; the head has ",
-                                kHeadBytes, " bytes"));
+    return DataLossError(
+        StrCat(index_path, ": cut at byte offset ", size, "; the head has ", kHeadBytes, " bytes"));
   }
   if (std::memcmp(index.data(), kMagic, 9) != 0) {
     return DataLossError(StrCat(index_path, ": no Megatron mark (MMIDIDX) at byte offset 0"));
   }
   if (const auto version = Load<std::uint64_t>(index, 9); version != 1) {
-    return DataLossError(StrCat(index_path, ": version ", version, " at byte offset 9; valid is 1"));
+    return DataLossError(
+        StrCat(index_path, ": version ", version, " at byte offset 9; valid is 1"));
   }
   const auto code = Load<std::uint8_t>(index, 17);
   if (TokenBytes(code) == 0) {
@@ -140,7 +140,8 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> MegatronDataset::Open(const FileSy
   const auto limit = static_cast<std::uint64_t>(size);
   if (sequences > limit || documents > limit) {
     return DataLossError(StrCat(index_path, ": ", sequences, " sequences and ", documents,
-                                " documents at byte offset 18 do not fit a file of ", size, " bytes"));
+                                " documents at byte offset 18 do not fit a file of ", size,
+                                " bytes"));
   }
   const auto s = static_cast<std::int64_t>(sequences);
   const auto d = static_cast<std::int64_t>(documents);
@@ -166,9 +167,10 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> MegatronDataset::Open(const FileSy
     const auto offset = Load<std::int64_t>(index, offsets_at + 8 * i);
     if (length < 0 || offset < 0 || offset > bin_bytes ||
         length * dataset->token_bytes_ > bin_bytes - offset) {
-      return DataLossError(StrCat(index_path, ": sequence ", i, " (byte offset ", lengths_at + 4 * i,
-                                  ") has ", length, " tokens at byte offset ", offset, " of ", prefix,
-                                  ".bin, which has ", bin_bytes, " bytes; cut or damaged"));
+      return DataLossError(StrCat(index_path, ": sequence ", i, " (byte offset ",
+                                  lengths_at + 4 * i, ") has ", length, " tokens at byte offset ",
+                                  offset, " of ", prefix, ".bin, which has ", bin_bytes,
+                                  " bytes; cut or damaged"));
     }
     first_token[static_cast<std::size_t>(i)] = dataset->token_count_;
     if (length > 0) {

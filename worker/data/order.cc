@@ -30,7 +30,8 @@ std::int64_t PermuteIndex(const OrderKey& key, std::int64_t epoch, std::int64_t 
   do {
     std::uint64_t left = value >> half, right = value & mask;
     for (int round = 0; round < kRounds; ++round) {
-      const std::uint64_t next = left ^ (Mix(base + right * kRounds + static_cast<std::uint64_t>(round)) & mask);
+      const std::uint64_t next =
+          left ^ (Mix(base + right * kRounds + static_cast<std::uint64_t>(round)) & mask);
       left = right;
       right = next;
     }

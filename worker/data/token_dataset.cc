@@ -67,8 +67,8 @@ class OctavoDataset final : public TokenDataset {
   absl::Status Read(std::int64_t offset, std::span<std::int32_t> out) const override {
     const auto count = static_cast<std::int64_t>(out.size());
     if (offset < 0 || offset > token_count() - count) {
-      return OutOfRangeError(StrCat("reading tokens ", offset, " to ", offset + count, " of ", path_,
-                                    ": it has ", token_count()));
+      return OutOfRangeError(StrCat("reading tokens ", offset, " to ", offset + count, " of ",
+                                    path_, ": it has ", token_count()));
     }
     RETURN_IF_ERROR(VerifyChunks(offset * token_bytes_, count * token_bytes_));
     const char* at = bytes_.data() + dataset_format::kHeadBytes + offset * token_bytes_;
@@ -76,10 +76,10 @@ class OctavoDataset final : public TokenDataset {
       std::uint32_t token = 0;
       std::memcpy(&token, at + i * token_bytes_, static_cast<std::size_t>(token_bytes_));
       if (token >= foot_.vocab_size) {
-        return DataLossError(StrCat(
-            path_, ": token ", token, " at byte offset ",
-            dataset_format::kHeadBytes + (offset + i) * token_bytes_,
-            " is outside the dataset's vocabulary of ", foot_.vocab_size, "; build it again"));
+        return DataLossError(StrCat(path_, ": token ", token, " at byte offset ",
+                                    dataset_format::kHeadBytes + (offset + i) * token_bytes_,
+                                    " is outside the dataset's vocabulary of ", foot_.vocab_size,
+                                    "; build it again"));
       }
       out[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(token);
     }
@@ -98,8 +98,8 @@ class OctavoDataset final : public TokenDataset {
       }
       const std::int64_t at = c * chunk_bytes;
       const std::int64_t bytes = std::min(chunk_bytes, extent_.tokens_bytes - at);
-      const std::uint32_t found = Crc32c(bytes_.data() + dataset_format::kHeadBytes + at,
-                                         static_cast<std::size_t>(bytes));
+      const std::uint32_t found =
+          Crc32c(bytes_.data() + dataset_format::kHeadBytes + at, static_cast<std::size_t>(bytes));
       std::uint32_t wanted;
       std::memcpy(&wanted, bytes_.data() + extent_.chunks_offset + c * 4, 4);
       if (found != wanted) {
@@ -148,8 +148,8 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> OpenOctavo(const std::string& path
   const std::int64_t foot_at = size - kFootBytes;
   std::memcpy(&foot, bytes.data() + foot_at, sizeof(foot));
   if (std::memcmp(foot.magic, dataset_format::kFootMagic, 8) != 0) {
-    return DataLossError(StrCat(path, ": cut or still being written: no end mark at byte offset ",
-                                size - 8));
+    return DataLossError(
+        StrCat(path, ": cut or still being written: no end mark at byte offset ", size - 8));
   }
   if (Crc32c(&foot, offsetof(Foot, foot_crc)) != foot.foot_crc) {
     return DataLossError(StrCat(path, ": damaged foot at byte offset ", foot_at, " (checksum)"));
@@ -160,13 +160,13 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> OpenOctavo(const std::string& path
       foot.chunk_bytes % 8 != 0 || foot.vocab_size == 0 || foot.vocab_size > (1ull << 31)) {
     return DataLossError(StrCat(path, ": impossible counts in the foot at byte offset ", foot_at));
   }
-  const Extent extent = dataset_format::ExtentOf(
-      static_cast<std::int64_t>(foot.token_count), token_bytes,
-      static_cast<std::int64_t>(foot.document_count), foot.chunk_bytes);
+  const Extent extent =
+      dataset_format::ExtentOf(static_cast<std::int64_t>(foot.token_count), token_bytes,
+                               static_cast<std::int64_t>(foot.document_count), foot.chunk_bytes);
   if (extent.file_bytes != size) {
     return DataLossError(StrCat(path, ": ", size, " bytes, but the foot describes ",
-                                extent.file_bytes, "; bytes are missing or added before byte offset ",
-                                foot_at));
+                                extent.file_bytes,
+                                "; bytes are missing or added before byte offset ", foot_at));
   }
   if (Crc32c(bytes.data() + extent.ends_offset, foot.document_count * 8) != foot.ends_crc) {
     return DataLossError(
@@ -182,8 +182,8 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> OpenOctavo(const std::string& path
     std::uint64_t end;
     std::memcpy(&end, bytes.data() + extent.ends_offset + d * 8, 8);
     if (end < previous || end > foot.token_count) {
-      return DataLossError(StrCat(path, ": document ", d, " ends at token ", end,
-                                  " (byte offset ", extent.ends_offset + static_cast<std::int64_t>(d) * 8,
+      return DataLossError(StrCat(path, ": document ", d, " ends at token ", end, " (byte offset ",
+                                  extent.ends_offset + static_cast<std::int64_t>(d) * 8,
                                   "), after ", previous, " of ", foot.token_count));
     }
     previous = end;
@@ -212,16 +212,17 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> OpenTokenDataset(const FileSystem&
   if (size >= 8 && IsLlmcHead(head)) {
     return OpenLlmcDataset(path, std::move(file));
   }
-  return InvalidArgumentError(
-      StrCat(path, ": not a token dataset (", size,
-             " bytes; byte offset 0 holds none of the known marks). Valid are files of `octavo data "
-             "build`, Megatron .bin/.idx pairs and llm.c .bin files"));
+  return InvalidArgumentError(StrCat(
+      path, ": not a token dataset (", size,
+      " bytes; byte offset 0 holds none of the known marks). Valid are files of `octavo data "
+      "build`, Megatron .bin/.idx pairs and llm.c .bin files"));
 }
 
 absl::StatusOr<double> UnigramEntropy(const TokenDataset& dataset, std::int64_t begin,
                                       std::int64_t end) {
   constexpr std::int64_t kPart = 1 << 16;
-  std::vector<std::int64_t> count(static_cast<std::size_t>(std::max<std::int64_t>(dataset.vocab_size(), 0)));
+  std::vector<std::int64_t> count(
+      static_cast<std::size_t>(std::max<std::int64_t>(dataset.vocab_size(), 0)));
   std::vector<std::int32_t> part;
   for (std::int64_t at = begin; at < end; at += kPart) {
     part.resize(static_cast<std::size_t>(std::min(kPart, end - at)));

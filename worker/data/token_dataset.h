@@ -3,8 +3,8 @@
 //   ASSIGN_OR_RETURN(auto dataset, OpenTokenDataset(PosixFileSystem::Get(), "text.octd"));
 //   RETURN_IF_ERROR(dataset->Read(offset, tokens));           // tokens: std::span<std::int32_t>
 //
-// A reader is a row of tokens and nothing else: sequences, order, epochs and the validation tail are
-// arithmetic on positions (order.h, loader.h). Formats: our own (below), Megatron .bin/.idx
+// A reader is a row of tokens and nothing else: sequences, order, epochs and the validation tail
+// are arithmetic on positions (order.h, loader.h). Formats: our own (below), Megatron .bin/.idx
 // (megatron.h) and llm.c .bin (llmc.h); OpenTokenDataset looks at the first bytes and decides.
 //
 // Our format, version 1, little-endian, written front to back so that a builder never seeks:
@@ -15,8 +15,9 @@
 //   foot    64 bytes  token_count, document_count, vocab_size (u64 each), u32 chunk bytes,
 //                     u32 CRC of `ends`, u32 CRC of `chunks`, zeros, u32 CRC of the foot's first 52
 //                     bytes, "OCTAVOEN"
-// A file without its foot was cut; a wrong size, checksum or token is damage. Errors name the offset.
-// Chunks are verified when they are first read (once), so opening costs nothing however large.
+// A file without its foot was cut; a wrong size, checksum or token is damage. Errors name the
+// offset. Chunks are verified when they are first read (once), so opening costs nothing however
+// large.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +46,8 @@ class TokenDataset {
   virtual std::string format_name() const = 0;  // "octavo v1", "megatron", "llm.c"
   virtual const std::string& path() const = 0;
 
-  // Tokens [offset, offset + out.size()). OUT_OF_RANGE beyond the end; DATA_LOSS with the byte offset
-  // when what is stored is damaged.
+  // Tokens [offset, offset + out.size()). OUT_OF_RANGE beyond the end; DATA_LOSS with the byte
+  // offset when what is stored is damaged.
   virtual absl::Status Read(std::int64_t offset, std::span<std::int32_t> out) const = 0;
   // Verifies every checksum the format has.
   virtual absl::Status Verify() const = 0;
@@ -88,7 +89,7 @@ static_assert(sizeof(Foot) == kFootBytes, "the foot is written as it lies in mem
 
 // Byte offsets that follow from the head and the foot.
 struct Extent {
-  std::int64_t tokens_bytes;   // padded
+  std::int64_t tokens_bytes;  // padded
   std::int64_t ends_offset;
   std::int64_t chunks_offset;
   std::int64_t chunk_count;

@@ -29,8 +29,7 @@ std::shared_ptr<const TokenDataset> Counting(const TempDir& dir, std::int32_t co
 std::vector<std::int32_t> StepOrder(const std::shared_ptr<const TokenDataset>& dataset,
                                     std::int64_t step, std::int32_t ranks, std::int32_t sequences,
                                     std::int32_t microbatches) {
-  std::vector<std::int32_t> order(
-      static_cast<std::size_t>(ranks * sequences * microbatches));
+  std::vector<std::int32_t> order(static_cast<std::size_t>(ranks * sequences * microbatches));
   for (std::int32_t rank = 0; rank < ranks; ++rank) {
     auto loader = Loader::Create(dataset, {.region = {0, dataset->token_count()},
                                            .sequence_length = 8,

@@ -40,8 +40,8 @@ class TokenDatasetTest : public testing::Test {
   void SetUp() override {
     auto writer = DatasetWriter::Create(Fs(), path_, 1, 256);
     ASSERT_TRUE(writer.ok()) << ToString(writer.status());
-    for (const std::size_t size : {std::size_t{700001}, std::size_t{0}, std::size_t{600000},
-                                   std::size_t{13}}) {
+    for (const std::size_t size :
+         {std::size_t{700001}, std::size_t{0}, std::size_t{600000}, std::size_t{13}}) {
       const std::string text = RandomText(size, static_cast<unsigned>(size));
       text_ += text;
       ASSERT_TRUE((*writer)->AppendBytes(text).ok());
@@ -107,9 +107,9 @@ TEST_F(TokenDatasetTest, WiderTokensRoundTrip) {
 TEST_F(TokenDatasetTest, RefusesEveryClassOfTruncationWithTheOffset) {
   const auto size = bytes_.size();
   const std::string cut_path = dir_.File("cut");
-  for (const std::size_t keep : {std::size_t{0}, std::size_t{7}, std::size_t{15}, std::size_t{79},
-                                 std::size_t{100}, std::size_t{1048592}, size - 128, size - 64,
-                                 size - 1}) {
+  for (const std::size_t keep :
+       {std::size_t{0}, std::size_t{7}, std::size_t{15}, std::size_t{79}, std::size_t{100},
+        std::size_t{1048592}, size - 128, size - 64, size - 1}) {
     WriteBytes(cut_path, bytes_.substr(0, keep));
     const absl::Status status = OpenAndReadAll(cut_path);
     ASSERT_FALSE(status.ok()) << keep;
@@ -121,8 +121,9 @@ TEST_F(TokenDatasetTest, RefusesAFlippedBitAnywhere) {
   const auto size = bytes_.size();
   const std::string path = dir_.File("flipped");
   std::mt19937 rng(11);
-  std::vector<std::size_t> places = {9, 13, 16, 1048576 + 16, size - 64, size - 40, size - 20,
-                                     size - 9, size - 1, size - 70, size - 80};
+  std::vector<std::size_t> places = {9,         13,        16,        1048576 + 16,
+                                     size - 64, size - 40, size - 20, size - 9,
+                                     size - 1,  size - 70, size - 80};
   for (int i = 0; i < 20; ++i) {
     places.push_back(rng() % size);
   }
@@ -176,7 +177,10 @@ TEST_F(TokenDatasetTest, UnigramEntropyOfKnownDistributions) {
   const std::string path = dir_.File("entropy");
   auto writer = DatasetWriter::Create(Fs(), path, 1, 256);
   ASSERT_TRUE(writer.ok());
-  ASSERT_TRUE((*writer)->AppendBytes("aabbccdd" "aaaa").ok());
+  ASSERT_TRUE((*writer)
+                  ->AppendBytes("aabbccdd"
+                                "aaaa")
+                  .ok());
   ASSERT_TRUE((*writer)->Finish().ok());
   auto dataset = OpenTokenDataset(Fs(), path);
   ASSERT_TRUE(dataset.ok());
@@ -208,8 +212,8 @@ TEST(BuildByteDatasetTest, WalksFoldersInOrderAndSkipsLinks) {
   std::vector<std::int32_t> tokens(4);
   ASSERT_TRUE((*dataset)->Read(0, tokens).ok());
   EXPECT_EQ(tokens, (std::vector<std::int32_t>{'a', 'b', 'z', 'z'}));
-  auto limited =
-      BuildByteDataset(Fs(), {.inputs = {dir.File("in")}, .output = dir.File("o2"), .max_bytes = 3});
+  auto limited = BuildByteDataset(
+      Fs(), {.inputs = {dir.File("in")}, .output = dir.File("o2"), .max_bytes = 3});
   ASSERT_TRUE(limited.ok());
   EXPECT_EQ(limited->tokens, 3);
 }
@@ -265,8 +269,8 @@ TEST(MegatronTest, ReadsEveryIntegerWidthAcrossSequences) {
     std::uint8_t code;
     int width;
     std::int64_t largest;
-  } types[] = {{1, 1, 255}, {2, 1, 127}, {3, 2, 32767}, {4, 4, 2147483647}, {5, 8, 2147483647},
-               {8, 2, 65535}};
+  } types[] = {{1, 1, 255},        {2, 1, 127},        {3, 2, 32767},
+               {4, 4, 2147483647}, {5, 8, 2147483647}, {8, 2, 65535}};
   for (const auto& type : types) {
     TempDir dir;
     MegatronWriter writer{.code = type.code, .width = type.width};
