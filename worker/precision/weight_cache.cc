@@ -85,10 +85,11 @@ void WeightCache::Cast(Entry& entry, const Recipe& recipe, bool record, bool ene
                                                      .stats = stats});
   } else {
     OCTAVO_CHECK(rule.tiling != Tiling::kRow32 || mx_, "mxfp8 weights without room for scales");
-    entry.copies.col.cols = RoundUp(w.n, kTile);
+    entry.copies.col.cols = w.n;
+    entry.copies.col.ld = RoundUp(w.n, kTile);
     if (rule.tiling == Tiling::kRow32) {
       entry.copies.row.scale_row_stride = w.k / kMxBlock;
-      entry.copies.col.scale_row_stride = entry.copies.col.cols / kMxBlock;
+      entry.copies.col.scale_row_stride = entry.copies.col.ld / kMxBlock;
       entry.copies.row.scale_tile_stride = entry.copies.col.scale_tile_stride = 1;
     }
     CastPerGroup(entry, recipe, stats);
@@ -107,7 +108,8 @@ void WeightCache::CastPerGroup(Entry& entry, const Recipe& recipe, StatSlot* sta
     const auto part = [&](const QTensor& whole, std::int64_t rows) {
       QTensor one = whole;
       one.rows = rows;
-      one.q = whole.q + g * rows * whole.cols;
+      one.cols = whole.stride();  // the cast writes the zero codes up to the stride too
+      one.q = whole.q + g * rows * whole.stride();
       one.dequant_scale = whole.tiling == Tiling::kTensor
                               ? whole.dequant_scale + g
                               : whole.dequant_scale + g * rows * whole.scale_row_stride;

@@ -1,0 +1,102 @@
+// The experts of this rank on rows that dispatch delivered: fc1, SwiGLU × p, fc2, and back.
+//
+// Operands come in three forms: high precision, row-wise FP8, column-wise FP8. What arrives (the
+// dispatch recipe) and what the products want (fc1's and fc2's) may differ; this file is where they
+// meet (NUMERICS 4). Under `fp8_flow` the arriving rows are fc1's operand as they are, and wgrad's
+// column-wise operands come from the scaling-aware transpose: nothing is dequantised.
+#pragma once
+
+#include <cstdint>
+
+#include "worker/layers/dense_mlp.h"
+#include "worker/layers/linear.h"
+#include "worker/layers/moe_dispatch.h"
+
+namespace octavo {
+
+struct ExpertsShape {
+  std::int32_t layer = 0;
+  std::int64_t hidden = 0, ffn = 0;
+  std::int32_t local_experts = 0;
+  std::int64_t padded_capacity = 0;  // rows
+  WeightRef fc1, fc2;                // [local, 2F, H], [local, H, F]
+};
+
+// One matrix kept for backward in whichever form the recipe needs.
+struct KeptMatrix {
+  void* data = nullptr;     // [P, cols] act dtype, or codes
+  float* scales = nullptr;
+  QBuffer codes() const { return {static_cast<std::uint8_t*>(data), scales}; }
+};
+
+// Activations of one layer (one-round layers), taken at creation.
+struct ExpertsSaved {
+  KeptMatrix x;             // fc1's input
+  void* gate_up = nullptr;  // [P, 2F]
+  KeptMatrix act;           // fc2's input
+  float* weight = nullptr;  // [P] routing weight p
+};
+
+struct ExpertsScratch {
+  void* high = nullptr;        // [P, H] a payload in high precision
+  QBuffer payload;             // [P, H] a payload that backward does not need
+  QBuffer row;                 // [P, max(H, 2F)]
+  QBuffer col_a, col_b;        // [P, max(H, 2F)] gradients; [P, max(H, F)] inputs
+  void* act = nullptr;         // [P, F]
+  void* d_act = nullptr;       // [P, F]
+  void* d_gate_up = nullptr;   // [P, 2F]
+  void* rows = nullptr;        // [P, H] fc2's output, or dX
+  float* d_weight = nullptr;   // [P]
+};
+
+class Experts {
+ public:
+  Experts(const ExpertsShape& shape, WeightCache& cache);
+
+  static ExpertsSaved TakeSaved(const ExpertsShape& shape, DType act, bool mx, Arena& arena);
+  static ExpertsScratch TakeScratch(const ExpertsShape& shape, DType act, bool mx, Arena& arena);
+
+  // Where dispatch must deliver x (forward) so that nothing is copied again.
+  Payload InputTarget(const LayerContext& ctx, const ExpertsScratch& scratch, ExpertsSaved& saved,
+                      std::int64_t padded_rows) const;
+  // Where it must deliver dY.
+  Payload GradTarget(const LayerContext& ctx, const ExpertsScratch& scratch,
+                     std::int64_t padded_rows) const;
+
+  // x as InputTarget said, saved.weight filled. Writes scratch.rows unless only the activations for
+  // backward are wanted.
+  void Forward(const LayerContext& ctx, const ExpertsScratch& scratch, const Payload& x,
+               const RowGroups& groups, ExpertsSaved& saved, bool activations_only) const;
+  // dY as GradTarget said. Writes scratch.rows (dX) and scratch.d_weight; adds weight gradients.
+  void Backward(const LayerContext& ctx, const ExpertsScratch& scratch, const Payload& dy,
+                const RowGroups& groups, const ExpertsSaved& saved) const;
+
+ private:
+  enum class Form : std::uint8_t { kHigh, kRow, kCol };
+  // Form of fc1's input that backward keeps.
+  Form InputForm(const Recipe& dispatch, const Recipe& fc1) const;
+  Form ActForm(const Recipe& fc2) const;
+  const Recipe& RecipeOf(const LayerContext& ctx, Op op) const {
+    return *ctx.Resolve({shape_.layer, op}).executed;
+  }
+  void Dequantize(const LayerContext& ctx, const QTensor& q, const RowGroups& groups,
+                  void* high) const;
+
+  struct ColumnRequest {
+    Op op;
+    Tensor tensor;
+    const Recipe& recipe;
+    QTensor row;      // row-wise copy, no high-precision source
+    std::int64_t cols;
+    void* high;       // [P, cols] scratch
+    QBuffer col;
+  };
+  // The column-wise (or high-precision) form of a matrix that exists row-wise in FP8 only.
+  Operand FromRows(const LayerContext& ctx, const RowGroups& groups,
+                   const ColumnRequest& request) const;
+
+  const ExpertsShape shape_;
+  Product fc1_, fc2_;
+};
+
+}  // namespace octavo
