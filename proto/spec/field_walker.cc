@@ -93,11 +93,6 @@ std::vector<std::string> OneOf(const v1::FieldRule& rule) {
   return words;
 }
 
-std::string Suggest(const std::string& found, const std::vector<std::string>& valid) {
-  const std::optional<std::string> near = NearestMatch(found, valid);
-  return near.has_value() ? "; did you mean " + Quoted(*near) + "?" : std::string();
-}
-
 // The YAML reader -------------------------------------------------------------------------------
 
 class YamlReader {
@@ -137,8 +132,14 @@ class YamlReader {
     for (int i = 0; i < type.field_count(); ++i) {
       names.push_back(type.field(i)->name());
     }
+    // The field that was meant is not also missing.
+    if (const std::optional<std::string> meant = NearestWord(entry.key, names)) {
+      if (!findings_.WasGiven(Join(path, *meant))) {
+        findings_.Excuse(Join(path, *meant));
+      }
+    }
     findings_.AddAt(entry.key_mark, Join(path, entry.key), "an unknown key",
-                    "valid: " + StrJoin(names, ", ") + Suggest(entry.key, names));
+                    "valid: " + StrJoin(names, ", ") + Suggestion(entry.key, names));
   }
 
   void ReadField(const YamlEntry& entry, const FieldDescriptor& field, const std::string& path,
@@ -307,7 +308,8 @@ void CheckText(const std::string& value, const FieldDescriptor& field, const std
   if (value.empty() && IsRequired(field, path)) {
     findings.Add(path, findings.WasGiven(path) ? "\"\"" : "",
                  findings.WasGiven(path)
-                     ? "valid: " + ValidText(field)
+                     ? "it is required; valid: " + ValidText(field) +
+                           (rule.one_of().empty() ? " that is not empty" : "")
                      : "missing; it is required (" + rule.help() + ")" +
                            (rule.one_of().empty() ? "" : "; valid: " + ValidText(field)));
     return;
@@ -324,7 +326,7 @@ void CheckText(const std::string& value, const FieldDescriptor& field, const std
   const bool nvfp4 = StartsWith(value, "nvfp4") || StartsWith(value, "NVFP4");
   findings.Add(path, Quoted(value),
                (nvfp4 ? "NVFP4 is not supported; valid: " : "valid: ") + StrJoin(words, ", ") +
-                   Suggest(value, words));
+                   Suggestion(value, words));
 }
 
 void CheckScalar(const Message& message, const FieldDescriptor& field, const std::string& path,

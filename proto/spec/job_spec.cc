@@ -67,8 +67,8 @@ ParsedJobSpec ParseJobSpec(std::string_view yaml, const std::string& file_name) 
   for (const YamlProblem& problem : document.problems) {
     findings.AddAt(problem.mark, "", "", problem.message);
   }
-  // Without a map at the top nothing else is worth saying; a duplicate key spoils only itself.
-  if (document.root.kind == YamlNode::Kind::kMap) {
+  // Of half a tree nothing else is worth saying; a duplicate key spoils only itself.
+  if (document.is_complete && document.root.kind == YamlNode::Kind::kMap) {
     findings.Locate("", document.root.mark);
     ReadYaml(document.root, &parsed.spec, findings);
     FillDefaults(&parsed.spec,

@@ -20,7 +20,8 @@ constexpr const char* kAuto = "auto";
 // A width that recipes constrain: the field to blame, its value and the ops that contract over it.
 struct Dimension {
   const char* field;
-  std::string text;  // how the value comes about
+  std::int64_t field_value;
+  std::string text;  // how the width comes from it; empty: it is the width
   std::int64_t value;
 };
 
@@ -29,23 +30,24 @@ std::vector<Dimension> DimensionsOf(const v1::ModelSpec& model, std::int32_t lay
   const bool dense = std::find(model.dense_layers().begin(), model.dense_layers().end(), layer) !=
                      model.dense_layers().end();
   const v1::MoeSpec& moe = model.moe();
-  const Dimension hidden{"model.hidden", "", model.hidden()};
+  const Dimension hidden{"model.hidden", model.hidden(), "", model.hidden()};
   const std::int64_t head_dim = model.head_dim();
   switch (op) {
     case Op::kAttnQkv:
       return {hidden,
-              {"model.head_dim", "(heads + 2 · kv_heads) · head_dim",
+              {"model.head_dim", head_dim, "(heads + 2 · kv_heads) · head_dim",
                (model.heads() + 2 * std::int64_t{model.kv_heads()}) * head_dim}};
     case Op::kAttnOut:
-      return {{"model.head_dim", "heads · head_dim", model.heads() * head_dim}, hidden};
+      return {{"model.head_dim", head_dim, "heads · head_dim", model.heads() * head_dim}, hidden};
     case Op::kMlpFc1:
     case Op::kMlpFc2:
       if (dense) {
-        return {hidden, {"model.dense_hidden", "", model.dense_hidden()}};
+        return {hidden, {"model.dense_hidden", model.dense_hidden(), "", model.dense_hidden()}};
       }
       if (moe.shared_experts() > 0) {
         return {hidden,
-                {"model.moe.shared_expert_hidden", "shared_experts · shared_expert_hidden",
+                {"model.moe.shared_expert_hidden", moe.shared_expert_hidden(),
+                 "shared_experts · shared_expert_hidden",
                  std::int64_t{moe.shared_experts()} * moe.shared_expert_hidden()}};
       }
       return {};
@@ -54,7 +56,7 @@ std::vector<Dimension> DimensionsOf(const v1::ModelSpec& model, std::int32_t lay
       if (dense) {
         return {};
       }
-      return {hidden, {"model.moe.expert_hidden", "", moe.expert_hidden()}};
+      return {hidden, {"model.moe.expert_hidden", moe.expert_hidden(), "", moe.expert_hidden()}};
     case Op::kDispatch:
       if (dense) {
         return {};
@@ -68,7 +70,8 @@ std::string DimensionMessage(const Dimension& dimension, RecipeKind kind, const 
   const std::int64_t multiple = DimensionMultiple(kind);
   const std::int64_t above = (dimension.value / multiple + 1) * multiple;
   const std::int64_t below = above - multiple;
-  return StrCat(dimension.text.empty() ? std::string() : StrCat("is ", dimension.text, "; "),
+  return StrCat(dimension.text.empty() ? std::string()
+                                       : StrCat(dimension.text, " is ", dimension.value, "; "),
                 "recipe ", Name(kind), " (", who, ") needs a multiple of ", multiple,
                 "; next valid: ", below > 0 ? StrCat(below, " or ") : std::string(), above);
 }
@@ -89,7 +92,7 @@ class DimensionCheck {
           !reported_.insert({dimension.field + dimension.text, DimensionMultiple(kind)}).second) {
         continue;
       }
-      findings_.Add(dimension.field, std::to_string(dimension.value),
+      findings_.Add(dimension.field, std::to_string(dimension.field_value),
                     DimensionMessage(dimension, kind, who));
     }
   }
@@ -265,10 +268,8 @@ void CheckKinds(const v1::JobSpec& spec, const std::string& field, const List& l
     const std::string item = StrCat(field, "[", i, "]");
     const std::string& word = list.Get(i);
     if (std::find(valid.begin(), valid.end(), word) == valid.end()) {
-      const auto near = NearestMatch(word, valid);
       findings.Add(item, Quoted(word),
-                   StrCat("valid: ", StrJoin(valid, ", "),
-                          near ? StrCat("; did you mean ", Quoted(*near), "?") : std::string()));
+                   StrCat("valid: ", StrJoin(valid, ", "), Suggestion(word, valid)));
       continue;
     }
     if (!seen.insert(word).second) {
@@ -276,7 +277,8 @@ void CheckKinds(const v1::JobSpec& spec, const std::string& field, const List& l
       continue;
     }
     const std::string refusal = DeviceRefusal(spec, *ParseRecipeKind(word));
-    if (!refusal.empty()) {
+    // The base recipe has had that message already.
+    if (!refusal.empty() && word != spec.precision().recipe()) {
       findings.Add(item, Quoted(word), refusal);
     }
   }
@@ -326,7 +328,9 @@ void Complete(const std::string& field, const SpecFindings& findings, v1::Recipe
   const bool explicit_zero = wire->history_len() == 0 && findings.WasGiven(field + ".history_len");
   const absl::StatusOr<Recipe> recipe = RecipeFromWire(*wire);
   if (recipe.ok() && recipe->is_fp8() && !explicit_zero) {
-    *wire = RecipeToWire(*recipe);
+    v1::Recipe full = RecipeToWire(*recipe);
+    full.MergeFrom(*wire);  // keeps what the author wrote, stray parameters too, for the check
+    *wire = full;
   }
 }
 

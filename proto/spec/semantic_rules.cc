@@ -252,12 +252,13 @@ void CheckParallel(const v1::JobSpec& spec, SpecFindings& findings) {
   const std::int64_t unit = ranks * std::max(train.microbatch(), 1);
   if (train.global_batch() % unit != 0) {
     const std::int64_t below = train.global_batch() / unit * unit;
-    findings.Add(
-        "train.global_batch", std::to_string(train.global_batch()),
-        StrCat("is not a multiple of ranks", train.microbatch() > 0 ? " · microbatch" : "", " (",
-               ranks, train.microbatch() > 0 ? StrCat(" · ", train.microbatch()) : std::string(),
-               " = ", unit, "); next valid: ", below > 0 ? StrCat(below, " or ") : std::string(),
-               below + unit));
+    const std::string product =
+        train.microbatch() > 0
+            ? StrCat("ranks · microbatch (", ranks, " · ", train.microbatch(), " = ", unit, ")")
+            : StrCat("ranks (", ranks, ")");
+    findings.Add("train.global_batch", std::to_string(train.global_batch()),
+                 StrCat("is not a multiple of ", product, "; next valid: ",
+                        below > 0 ? StrCat(below, " or ") : std::string(), below + unit));
     return;
   }
   if (findings.IsSound("train.sequence_length")) {

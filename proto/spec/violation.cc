@@ -1,5 +1,8 @@
 #include "proto/spec/violation.h"
 
+#include <algorithm>
+#include <cstdio>
+
 #include "base/str.h"
 
 namespace octavo {
@@ -49,6 +52,31 @@ std::string Quoted(std::string_view text) {
     out += "…";
   }
   return out + "\"";
+}
+
+std::optional<std::string> NearestWord(std::string_view found,
+                                       const std::vector<std::string>& candidates) {
+  constexpr std::size_t kPrefixBytesMin = 5;  // shorter beginnings fit too many words
+  const int limit = std::clamp(static_cast<int>(found.size() + 2) / 3, 1, 3);
+  std::optional<std::string> best;
+  int best_score = 2 * limit + 1;
+  for (const std::string& candidate : candidates) {
+    int score = 2 * EditDistance(found, candidate);
+    if (found.size() >= kPrefixBytesMin && candidate.size() > found.size()) {
+      // Half an edit for being cut short, so that a whole word wins a tie.
+      score = std::min(score, 2 * EditDistance(found, candidate.substr(0, found.size())) + 1);
+    }
+    if (score < best_score) {
+      best_score = score;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+std::string Suggestion(std::string_view found, const std::vector<std::string>& candidates) {
+  const std::optional<std::string> near = NearestWord(found, candidates);
+  return near.has_value() ? "; did you mean " + Quoted(*near) + "?" : std::string();
 }
 
 YamlMark SpecFindings::Find(const std::string& field) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -25,6 +26,12 @@ struct SpecViolation {
 // "\"text\"" with control characters escaped, cut after 80 bytes.
 std::string Quoted(std::string_view text);
 
+// "; did you mean \"x\"?" for the candidate the author most likely meant, or "". Beginnings count:
+// "fp8_blok" is nearer to "fp8_blockwise" than to "fp8_flow".
+std::string Suggestion(std::string_view found, const std::vector<std::string>& candidates);
+std::optional<std::string> NearestWord(std::string_view found,
+                                       const std::vector<std::string>& candidates);
+
 // Collects violations while a spec is read and checked, and knows where every field stood.
 class SpecFindings {
  public:
@@ -37,6 +44,9 @@ class SpecFindings {
 
   void Add(const std::string& field, std::string found, std::string message);
   void AddAt(YamlMark mark, const std::string& field, std::string found, std::string message);
+
+  // The field is accounted for by another message (a misspelt key): it gets none of its own.
+  void Excuse(const std::string& field) { bad_.insert(field); }
 
   // No violation names this field or one inside it: its value may take part in further checks.
   bool IsSound(const std::string& field) const;

@@ -212,6 +212,7 @@ YamlDocument ParseYaml(std::string_view text) {
     YAML::Parser parser(stream);
     while (parser.HandleNextDocument(builder)) {
     }
+    document.is_complete = true;
   } catch (const GiveUp&) {
     // The problem is in the document already.
   } catch (const YAML::Exception& error) {
@@ -219,7 +220,8 @@ YamlDocument ParseYaml(std::string_view text) {
   } catch (const std::exception& error) {
     document.problems.push_back({{}, StrCat("not valid YAML: ", error.what())});
   }
-  if (document.problems.empty() && document.root.kind == YamlNode::Kind::kNull) {
+  if (document.is_complete && document.problems.empty() &&
+      document.root.kind == YamlNode::Kind::kNull) {
     document.problems.push_back({{}, "the file is empty"});
   }
   return document;

@@ -54,6 +54,7 @@ struct YamlProblem {
 struct YamlDocument {
   YamlNode root;
   std::vector<YamlProblem> problems;
+  bool is_complete = false;  // the whole text was read; `root` is what the author meant
 };
 
 YamlDocument ParseYaml(std::string_view text);
