@@ -1,0 +1,165 @@
+#include "worker/agent/rank_host.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/status.h"
+
+namespace octavo {
+namespace {
+
+PosixFileSystem& Files() { return PosixFileSystem::Get(); }
+
+std::string ReadTail(const std::string& path, std::int64_t bytes) {
+  const auto file = Files().OpenForRead(path);
+  if (!file.ok()) {
+    return "";
+  }
+  const std::int64_t size = (*file)->size_bytes();
+  const std::int64_t offset = std::max<std::int64_t>(0, size - bytes);
+  std::string text(static_cast<std::size_t>(size - offset), '\0');
+  if (!(*file)->ReadAt(offset, text).ok()) {
+    return "";
+  }
+  // Whole lines only, unless the one line is longer than the tail.
+  const std::size_t line_end = text.find('\n');
+  if (offset > 0 && line_end != std::string::npos && line_end + 1 < text.size()) {
+    text.erase(0, line_end + 1);
+  }
+  return text;
+}
+
+// Protobuf strings must be UTF-8; a crashing process prints whatever it likes.
+std::string ToAscii(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(),
+      [](char c) { return static_cast<unsigned char>(c) >= 0x80 || c == '\0'; }, '?');
+  return text;
+}
+
+}  // namespace
+
+RankHost::RankHost(Options options, OnExit on_exit)
+    : options_(std::move(options)), on_exit_(std::move(on_exit)) {
+  wake_fd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  OCTAVO_CHECK(wake_fd_ >= 0, "eventfd failed: errno %d", errno);
+  watcher_ = std::jthread([this](const std::stop_token& stop) { Watch(stop); });
+}
+
+RankHost::~RankHost() {
+  watcher_.request_stop();
+  Wake();
+  watcher_.join();
+  live_.clear();
+  ::close(wake_fd_);
+}
+
+std::string RankHost::JobFolder(const std::string& job_uid) const {
+  return JoinPath(JoinPath(options_.state_dir, "ranks"), job_uid);
+}
+std::string RankHost::RankFolder(const RankKey& key) const {
+  return StrCat(JobFolder(key.job_uid), "/", key.attempt, "/", key.rank);
+}
+std::string RankHost::LogPath(const RankKey& key) const {
+  return JoinPath(RankFolder(key), "rank.log");
+}
+
+absl::StatusOr<int> RankHost::Spawn(const RankKey& key) {
+  // The uid becomes a folder name: a hostile one must not climb out of the state folder.
+  if (key.job_uid.empty() || key.job_uid[0] == '.' || key.job_uid.find('/') != std::string::npos) {
+    return InvalidArgumentError(StrCat("job uid \"", key.job_uid, "\" is not a valid name"));
+  }
+  const std::string folder = RankFolder(key);
+  RETURN_IF_ERROR(Files().RemoveTree(folder));
+  RETURN_IF_ERROR(Files().CreateDirectories(folder));
+  const std::string log = LogPath(key);
+  ASSIGN_OR_RETURN(
+      std::shared_ptr<Subprocess> process,
+      Subprocess::Spawn(
+          {.argv = {options_.rank_binary, "--socket", options_.socket_address, "--job-uid",
+                    key.job_uid, "--attempt", StrCat(key.attempt), "--rank", StrCat(key.rank)},
+           .working_directory = folder,
+           .stdout_path = log,
+           .stderr_path = log}));
+  const int pid = process->pid();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    live_[key] = std::move(process);
+  }
+  Wake();
+  return pid;
+}
+
+absl::Status RankHost::Signal(const RankKey& key, int signal) {
+  std::shared_ptr<Subprocess> process;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = live_.find(key);
+    if (found == live_.end()) {
+      return absl::OkStatus();
+    }
+    process = found->second;
+  }
+  return process->SignalGroup(signal);
+}
+
+absl::Status RankHost::ForgetJob(const std::string& job_uid) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [key, process] : live_) {
+      if (key.job_uid == job_uid) {
+        return FailedPreconditionError(
+            StrCat("removing the folders of ", job_uid, ": rank ", key.rank, " still runs"));
+      }
+    }
+  }
+  if (job_uid.empty() || job_uid[0] == '.' || job_uid.find('/') != std::string::npos) {
+    return InvalidArgumentError(StrCat("job uid \"", job_uid, "\" is not a valid name"));
+  }
+  return Files().RemoveTree(JobFolder(job_uid));
+}
+
+void RankHost::Wake() {
+  const std::uint64_t one = 1;
+  // EAGAIN means that the counter is full, so the watcher is about to wake anyway.
+  [[maybe_unused]] const ssize_t ignored = ::write(wake_fd_, &one, sizeof(one));
+}
+
+void RankHost::Watch(const std::stop_token& stop) {
+  while (!stop.stop_requested()) {
+    std::vector<std::pair<RankKey, std::shared_ptr<Subprocess>>> watched;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      watched.assign(live_.begin(), live_.end());
+    }
+    std::vector<pollfd> fds = {{.fd = wake_fd_, .events = POLLIN, .revents = 0}};
+    for (const auto& [key, process] : watched) {
+      fds.push_back({.fd = process->pidfd(), .events = POLLIN, .revents = 0});
+    }
+    ::poll(fds.data(), fds.size(), 60'000);  // wakes for an end, a new process, or stop
+    std::uint64_t count;
+    [[maybe_unused]] const ssize_t ignored = ::read(wake_fd_, &count, sizeof(count));
+    for (const auto& [key, process] : watched) {
+      const std::optional<ExitReason> exit = process->Poll();
+      if (!exit.has_value()) {
+        continue;
+      }
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        live_.erase(key);
+      }
+      on_exit_(key, *exit, ToAscii(ReadTail(LogPath(key), kLogTailBytes)));
+    }
+  }
+}
+
+}  // namespace octavo
