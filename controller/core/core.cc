@@ -1,0 +1,337 @@
+#include "controller/core/core.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/status.h"
+#include "base/str.h"
+#include "controller/core/attempts.h"
+#include "controller/scheduler/explain.h"
+#include "proto/convert/error_detail.h"
+#include "proto/convert/job.h"
+
+namespace octavo {
+namespace {
+
+// While jobs wait for a back-off, their reason shows the remaining seconds.
+constexpr std::int64_t kRescheduleMicros = 1000000;
+
+WaitingJob ToWaiting(const CoreState& state, const JobRecord& job, Now now) {
+  const v1::JobSpec& spec = job.spec();
+  WaitingJob waiting{.key = {.priority = spec.priority(),
+                             .submit_micros = UnixMicros(job.job().create_time()),
+                             .uid = job.uid()},
+                     .name = job.job().name()};
+  waiting.gang.ranks = spec.parallel().ranks();
+  waiting.gang.expert_parallel =
+      spec.parallel().expert_parallel() > 0 ? spec.parallel().expert_parallel() : waiting.gang.ranks;
+  waiting.gang.cuda = spec.device() == "cuda";
+  waiting.gang.recipes = job.recipes;
+  waiting.gang.allow_emulation = spec.precision().allow_emulation();
+  for (const auto& [worker, times] : job.stored.blame()) {
+    if (times >= state.options.blame_limit) {
+      waiting.gang.blamed_workers.push_back(worker);
+    }
+  }
+  if (job.backoff_until > now.mono_micros) {
+    waiting.backoff_seconds = (job.backoff_until - now.mono_micros + 999999) / 1000000;
+  }
+  return waiting;
+}
+
+// Fenced ranks of the job that workers still report.
+std::map<std::string, std::int32_t> RanksLeft(const CoreState& state) {
+  std::map<std::string, std::int32_t> left;
+  for (const auto& [name, worker] : state.workers) {
+    for (const auto& [key, rank] : worker.running) {
+      ++left[rank.job_uid()];
+    }
+  }
+  return left;
+}
+
+void SetPending(CoreState& state, JobRecord& job, const PendingExplanation& why, Now now) {
+  const v1::PendingReason before = job.job().pending().reason();
+  v1::Pending& pending = *job.job().mutable_pending();
+  pending.set_reason(ToWire(why.reason));
+  pending.set_sentence(why.sentence);
+  pending.set_slots_needed(why.slots_needed);
+  pending.set_slots_free(why.slots_free);
+  pending.set_slots_largest_possible(why.slots_largest_possible);
+  if (before != pending.reason()) {  // numbers alone are not worth an event
+    EmitEvent(state, job, "PENDING", why.sentence, now);
+    SaveJob(state, job, now);
+  }
+}
+
+// Wishes and limits are not stored; the reason why an attempt ends tells them.
+void RestoreWishes(AttemptRecord& attempt) {
+  if (!attempt.stored.ending()) {
+    return;
+  }
+  switch (static_cast<FailureClass>(attempt.stored.ending_class())) {
+    case FailureClass::kSuspendedByUser:
+    case FailureClass::kDrained:
+      attempt.wishes.set_suspend(true);
+      attempt.stop_grace_ms = kOrphanGraceMs;
+      break;
+    case FailureClass::kCancelledByUser:
+      attempt.wishes.set_stop(true);
+      attempt.stop_grace_ms = kRankStopGraceMs;
+      break;
+    default:
+      attempt.wishes.set_stop_without_checkpoint(true);
+      attempt.stop_grace_ms = kRankTermGraceMs;
+  }
+  attempt.wishes.set_sequence(1);
+}
+
+}  // namespace
+
+Core::Core(const CoreOptions& options, JobStore* store, PolicyHook* policy) {
+  state_.options = options;
+  state_.store = store;
+  state_.policy = policy;
+  state_.random_state = options.seed;
+}
+
+absl::Status Core::Recover(Now now) {
+  ASSIGN_OR_RETURN(StoreSnapshot snapshot, state_.store->Load());
+  state_.revision = snapshot.revision;
+  state_.recovered_micros = now.mono_micros;
+  for (internal::v1::StoredJob& stored : snapshot.jobs) {
+    auto job = std::make_unique<JobRecord>();
+    job->stored = std::move(stored);
+    job->queued_micros = now.mono_micros;
+    job->progress_saved_micros = now.mono_micros;
+    const std::int64_t wait = job->stored.next_attempt_unix_micros() - now.unix_micros;
+    if (job->stored.next_attempt_unix_micros() != 0 && wait > 0) {
+      job->backoff_until = now.mono_micros + std::min(wait, std::int64_t{300} * 1000000);
+    }
+    const std::string uid = job->uid();
+    if (!IsTerminal(job->state())) {
+      state_.live.insert(uid);
+    }
+    // The live job owns the name, else the newest.
+    std::string& owner = state_.newest_by_name[job->spec().name()];
+    if (owner.empty() || (!state_.live.contains(owner) &&
+                          (state_.live.contains(uid) ||
+                           UnixMicros(job->job().create_time()) >
+                               UnixMicros(state_.jobs.at(owner)->job().create_time())))) {
+      owner = uid;
+    }
+    state_.jobs[uid] = std::move(job);
+  }
+  for (const StoredPlan& plan : snapshot.plans) {
+    if (JobRecord* job = FindJobByUid(state_, plan.job_uid)) {
+      RETURN_IF_ERROR(Annotate(TakePlan(*job, plan.plan),
+                               StrCat("stored plan of ", job->job().name())));
+    }
+  }
+  for (internal::v1::StoredAttempt& stored : snapshot.attempts) {
+    JobRecord* job = FindJobByUid(state_, stored.job_uid());
+    if (job == nullptr) {
+      continue;
+    }
+    if (stored.attempt().has_end_time()) {
+      job->past.push_back(std::move(stored));
+      continue;
+    }
+    job->current.emplace();
+    AttemptRecord& attempt = *job->current;
+    attempt.stored = std::move(stored);
+    attempt.ranks.resize(static_cast<std::size_t>(attempt.stored.ranks_size()));
+    attempt.started_micros = attempt.last_step_micros = now.mono_micros;
+    attempt.recovered = true;
+    RestoreWishes(attempt);
+    for (const auto& [worker, incarnation] : attempt.stored.incarnations()) {
+      ExpectWorker(state_, worker, now);
+      state_.workers.at(worker).incarnation = incarnation;
+    }
+  }
+  for (const auto& [uid, job] : state_.jobs) {
+    if (job->plans.empty()) {
+      return DataLossError(StrCat("the store has no plan for ", job->job().name(), " (", uid, ")"));
+    }
+    if (state_.live.contains(uid)) {
+      state_.effects.push_back(JobBegan{.train_job = job->spec().name(),
+                                        .owner = job->spec().owner(),
+                                        .model = job->spec().model().family(),
+                                        .world_size = job->spec().parallel().ranks()});
+      state_.effects.push_back(PlanVersionMetric{.train_job = job->spec().name(),
+                                                 .version = job->plans.back().version()});
+      if (job->stored.effective().entries_size() > 0) {
+        state_.effects.push_back(RecipesInForce{.train_job = job->spec().name(),
+                                                .effective = job->stored.effective()});
+      }
+    }
+  }
+  for (const StoredRequest& request : snapshot.requests) {
+    state_.requests[request.request_id] = request;
+  }
+  for (const StoredDrain& drain : snapshot.drains) {
+    if (!state_.workers.contains(drain.worker)) {
+      ExpectWorker(state_, drain.worker, now);
+    }
+    WorkerRecord& worker = state_.workers.at(drain.worker);
+    worker.drain_reason = drain.reason;
+    worker.drained_by_operator = true;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::Job> Core::Submit(const SubmitArgs& args, Now now) {
+  return SubmitJob(state_, args, now);
+}
+
+absl::StatusOr<v1::Job> Core::Verb(JobVerb verb, const VerbArgs& args, Now now) {
+  return ApplyVerb(state_, verb, args, now);
+}
+
+absl::StatusOr<v1::Job> Core::Get(const std::string& name) {
+  ASSIGN_OR_RETURN(JobRecord * job, FindJob(state_, name));
+  return RenderJob(*job, true);
+}
+
+absl::StatusOr<v1::ListJobsResponse> Core::List(const v1::ListJobsRequest& request) {
+  return ListJobs(state_, request);
+}
+
+absl::StatusOr<v1::ListEventsResponse> Core::Events(const v1::ListEventsRequest& request) {
+  return ListEvents(state_, request);
+}
+
+absl::StatusOr<v1::ListWorkersResponse> Core::Workers(const v1::ListWorkersRequest& request) {
+  return ListWorkers(state_, request);
+}
+
+absl::StatusOr<v1::Worker> Core::Drain(const DrainArgs& args, Now now) {
+  return DrainWorker(state_, args, now);
+}
+
+absl::StatusOr<v1::JobPrecision> Core::Precision(const std::string& name) {
+  ASSIGN_OR_RETURN(JobRecord * job, FindJob(state_, name));
+  return RenderPrecision(*job);
+}
+
+absl::StatusOr<v1::ListPlansResponse> Core::Plans(const v1::ListPlansRequest& request) {
+  return ListPlans(state_, request);
+}
+
+absl::StatusOr<v1::SetPrecisionResponse> Core::SetPlan(const PlanEdit& edit, Now now) {
+  return SetPrecision(state_, edit, now);
+}
+
+absl::StatusOr<WatchStart> Core::Watch(const v1::WatchJobRequest& request, Now now) {
+  return StartWatch(state_, request, now);
+}
+
+void Core::Unwatch(const std::string& job_uid) { StopWatch(state_, job_uid); }
+
+absl::StatusOr<Core::LogTarget> Core::FindLog(const std::string& name, std::int32_t attempt) {
+  ASSIGN_OR_RETURN(JobRecord * job, FindJob(state_, name));
+  const auto describe = [](const internal::v1::StoredAttempt& stored, bool live) {
+    return LogTarget{.attempt = stored.attempt().number(), .ranks = stored.ranks_size(), .live = live};
+  };
+  if (job->current.has_value() && (attempt == 0 || attempt == job->current->number())) {
+    return describe(job->current->stored, true);
+  }
+  for (auto past = job->past.rbegin(); past != job->past.rend(); ++past) {
+    if (attempt == 0 || past->attempt().number() == attempt) {
+      return describe(*past, false);
+    }
+  }
+  const std::string what = attempt == 0 ? std::string("has not started yet: it has no logs")
+                                        : StrCat("has no attempt ", attempt);
+  return WithDetail(FailedPreconditionError(StrCat(job->job().name(), " ", what)), "NO_LOGS");
+}
+
+absl::Status Core::AskLog(const std::string& name, const internal::v1::LogRequest& request) {
+  ASSIGN_OR_RETURN(JobRecord * job, FindJob(state_, name));
+  const v1::Attempt* attempt = nullptr;
+  for (const internal::v1::StoredAttempt& past : job->past) {
+    attempt = past.attempt().number() == request.attempt() ? &past.attempt() : attempt;
+  }
+  if (job->current.has_value() && job->current->number() == request.attempt()) {
+    attempt = &job->current->stored.attempt();
+  }
+  if (attempt == nullptr || request.rank() < 0 || request.rank() >= attempt->placements_size()) {
+    return WithDetail(FailedPreconditionError(StrCat(job->job().name(), " has no rank ",
+                                                     request.rank(), " in attempt ",
+                                                     request.attempt())),
+                      "NO_LOGS");
+  }
+  const std::string worker_name =
+      StripPrefix(attempt->placements(request.rank()).worker(), "workers/");
+  const auto worker = state_.workers.find(worker_name);
+  if (worker == state_.workers.end() || worker->second.session == 0) {
+    return WithDetail(UnavailableError(StrCat("the log of rank ", request.rank(),
+                                              " is on workers/", worker_name,
+                                              ", which is not connected")),
+                      "WORKER_NOT_CONNECTED");
+  }
+  SendToWorker send{.session = worker->second.session};
+  *send.message.mutable_log() = request;
+  send.message.mutable_log()->set_job_uid(job->uid());
+  state_.effects.push_back(std::move(send));
+  return absl::OkStatus();
+}
+
+void Core::WorkerMessage(SessionId session, const internal::v1::WorkerToController& message,
+                         Now now) {
+  OnWorkerMessage(state_, session, message, now);
+}
+
+void Core::SessionClosed(SessionId session, Now now) { OnSessionClosed(state_, session, now); }
+
+void Core::Tick(Now now) {
+  CheckLeases(state_, now);
+  const std::vector<std::string> live(state_.live.begin(), state_.live.end());
+  for (const std::string& uid : live) {
+    JobRecord& job = *state_.jobs.at(uid);
+    CheckLimits(state_, job, now);
+    if (job.progress_dirty) {
+      TouchProgress(state_, job, now);
+    }
+  }
+  ForgetOldJobs(state_);
+}
+
+bool Core::WantsSchedule(Now now) const {
+  return state_.schedule_wanted || now.mono_micros - last_schedule_micros_ >= kRescheduleMicros;
+}
+
+void Core::Schedule(Now now) {
+  state_.schedule_wanted = false;
+  last_schedule_micros_ = now.mono_micros;
+  std::vector<WaitingJob> waiting;
+  for (const std::string& uid : state_.live) {
+    const JobRecord& job = *state_.jobs.at(uid);
+    if (IsWaiting(job.state())) {
+      waiting.push_back(ToWaiting(state_, job, now));
+    }
+  }
+  if (waiting.empty()) {
+    return;
+  }
+  const std::map<std::string, std::int32_t> left = RanksLeft(state_);
+  for (WaitingJob& job : waiting) {
+    const auto found = left.find(job.key.uid);
+    job.previous_ranks_left = found == left.end() ? 0 : found->second;
+  }
+  for (const Decision& decision : SchedulePass(ClusterOf(state_), waiting)) {
+    JobRecord& job = *state_.jobs.at(decision.uid);
+    if (decision.placement.empty()) {
+      SetPending(state_, job, decision.pending, now);
+    } else {
+      StartAttempt(state_, job, decision.placement, now);
+    }
+  }
+  state_.schedule_wanted = false;  // the pass has seen its own effects
+}
+
+StoreBatch Core::TakeBatch() { return std::exchange(state_.batch, StoreBatch()); }
+Effects Core::TakeEffects() { return std::exchange(state_.effects, Effects()); }
+
+}  // namespace octavo

@@ -1,0 +1,123 @@
+#include "controller/core/mailbox.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+
+#include "base/log.h"
+#include "base/status.h"
+
+namespace octavo {
+namespace {
+
+constexpr std::int64_t kCommitRetryMs = 200;
+
+// A wait that ends early when the thread is asked to stop.
+void WaitFor(std::int64_t milliseconds, const std::stop_token& stop) {
+  std::mutex mutex;
+  std::condition_variable_any wake;
+  std::unique_lock<std::mutex> lock(mutex);
+  wake.wait_for(lock, stop, std::chrono::milliseconds(milliseconds), [] { return false; });
+}
+
+}  // namespace
+
+Mailbox::Mailbox(const MailboxOptions& options, Core* core, JobStore* store, const Clock* clock,
+                 EffectSink* sink)
+    : options_(options),
+      core_(core),
+      store_(store),
+      clock_(clock),
+      sink_(sink),
+      queue_(options.capacity) {}
+
+Mailbox::~Mailbox() { Stop(); }
+
+void Mailbox::Start() {
+  thread_ = std::jthread([this](const std::stop_token& stop) { Run(stop); });
+}
+
+void Mailbox::Stop() {
+  queue_.Close();
+  if (thread_.joinable()) {
+    thread_.request_stop();
+    thread_.join();
+  }
+}
+
+bool Mailbox::Post(Event event) { return queue_.TryPush(std::move(event)); }
+
+void Mailbox::Run(const std::stop_token& stop) {
+  stop_ = stop;
+  while (true) {
+    std::vector<Event> events;
+    std::optional<Event> event =
+        queue_.Pop(DeadlineAfter(std::chrono::milliseconds(Core::kTickMs)));
+    if (!event.has_value() && queue_.closed()) {
+      RunBatch({});  // what the last events left to store
+      return;
+    }
+    while (event.has_value()) {
+      events.push_back(std::move(*event));
+      event = events.size() < options_.batch_max ? queue_.TryPop() : std::nullopt;
+    }
+    RunBatch(std::move(events));
+  }
+}
+
+void Mailbox::RunBatch(std::vector<Event> events) {
+  std::vector<Output> outputs;
+  outputs.reserve(events.size() + 1);
+  for (Event& event : events) {
+    Release release = event(*core_, Time());
+    outputs.push_back({.effects = core_->TakeEffects(), .release = std::move(release)});
+  }
+  core_->Tick(Time());
+  if (core_->WantsSchedule(Time())) {
+    const std::int64_t begin = clock_->MonotonicMicros();
+    core_->Schedule(Time());
+    sink_->ObservePassSeconds(static_cast<double>(clock_->MonotonicMicros() - begin) / 1e6);
+  }
+  outputs.push_back({.effects = core_->TakeEffects(), .release = {}});
+  const StoreBatch batch = core_->TakeBatch();
+  if (!batch.empty() && !Commit(batch, stop_)) {
+    return;  // told through StoreBroken; nothing leaves
+  }
+  for (Output& output : outputs) {
+    if (!output.effects.empty()) {
+      sink_->Deliver(std::move(output.effects));
+    }
+    if (output.release) {
+      output.release();
+    }
+  }
+  const std::int64_t now = clock_->MonotonicMicros();
+  if (now - last_census_ >= options_.census_ms * 1000) {
+    last_census_ = now;
+    sink_->Observe(core_->TakeCensus());
+  }
+}
+
+bool Mailbox::Commit(const StoreBatch& batch, const std::stop_token& stop) {
+  const std::int64_t begin = clock_->MonotonicMicros();
+  while (true) {
+    const absl::Status status = store_->Commit(batch);
+    if (status.ok()) {
+      store_healthy_.store(true, std::memory_order_relaxed);
+      sink_->ObserveCommitSeconds(static_cast<double>(clock_->MonotonicMicros() - begin) / 1e6);
+      return true;
+    }
+    if (store_healthy_.exchange(false, std::memory_order_relaxed)) {
+      LogError("store_commit_failed", {{"error", ToString(status)}});
+    }
+    if (clock_->MonotonicMicros() - begin > options_.store_retry_ms * 1000 ||
+        stop.stop_requested()) {
+      sink_->StoreBroken(status);
+      return false;
+    }
+    WaitFor(kCommitRetryMs, stop);
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,241 @@
+#include "controller/core/plans.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/status.h"
+#include "base/str.h"
+#include "controller/core/attempts.h"
+#include "controller/core/jobs.h"
+#include "controller/core/workers.h"
+#include "proto/convert/error_detail.h"
+#include "proto/convert/precision.h"
+
+namespace octavo {
+namespace {
+
+std::string PlanEtag(const JobRecord& job) { return StrCat("p", job.plans.back().version()); }
+
+absl::StatusOr<PlanOverride> ToOverride(const v1::PrecisionOverride& wire, std::int32_t layers) {
+  return OverrideFromWire(wire.layers(), {wire.ops().begin(), wire.ops().end()}, wire.recipe(),
+                          layers);
+}
+
+absl::Status CheckPlan(const CoreState& state, const JobRecord& job, const PrecisionPlan& plan) {
+  for (std::int32_t layer = 0; layer < plan.layers; ++layer) {
+    for (int op = 0; op < kOpCount; ++op) {
+      const std::string problem =
+          ValidateRecipe(plan.Resolve(layer, static_cast<Op>(op)), static_cast<Op>(op));
+      if (!problem.empty()) {
+        return WithDetail(
+            InvalidArgumentError(StrCat("layer ", layer, " ", kOpNames[op], ": ", problem)),
+            "PLAN_INVALID");
+      }
+    }
+  }
+  if (!job.current.has_value()) {
+    return absl::OkStatus();
+  }
+  GangRequest request{.cuda = job.spec().device() == "cuda",
+                      .recipes = plan.entries,
+                      .allow_emulation = job.spec().precision().allow_emulation()};
+  for (const v1::Placement& placement : job.current->stored.attempt().placements()) {
+    const auto worker = state.workers.find(StripPrefix(placement.worker(), "workers/"));
+    if (worker == state.workers.end()) {
+      continue;
+    }
+    const std::string refusal = WhyNotOn(ViewOf(worker->second), request);
+    if (!refusal.empty()) {
+      return WithDetail(InvalidArgumentError(StrCat(placement.worker(), ": ", refusal)),
+                        "RECIPE_UNSUPPORTED");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Stores version n+1 and sends it down.
+const v1::PrecisionPlan& AppendPlan(CoreState& state, JobRecord& job, PrecisionPlan plan,
+                                    const std::string& author_name, Now now) {
+  plan.version = job.plans.back().version() + 1;
+  v1::PrecisionPlan wire = PlanToWire(plan);
+  wire.set_author_name(author_name);
+  SetTimestamp(wire.mutable_create_time(), now.unix_micros);
+  const absl::Status taken = TakePlan(job, wire);
+  OCTAVO_CHECK(taken.ok());  // it was made from a plan just now
+  state.batch.plans.push_back({.job_uid = job.uid(), .plan = wire});
+  EmitEvent(state, job, "PLAN",
+            StrCat("plan version ", plan.version, " by ", author_name, ": ", plan.reason), now);
+  state.effects.push_back(
+      PlanVersionMetric{.train_job = job.spec().name(), .version = plan.version});
+  SendPlanToRanks(state, job);
+  return job.plans.back();
+}
+
+}  // namespace
+
+absl::StatusOr<v1::PrecisionPlan> PlanOfSpec(const v1::JobSpec& spec) {
+  const v1::PrecisionSpec& precision = spec.precision();
+  const std::int32_t layers = spec.model().layers();
+  v1::Recipe wire = precision.parameters();
+  const std::string kind = precision.recipe() == "auto" ? "bf16" : precision.recipe();
+  wire.set_kind(kind.empty() ? "bf16" : kind);
+  ASSIGN_OR_RETURN(const Recipe base, RecipeFromWire(wire));
+  std::vector<PlanOverride> overrides;
+  for (int i = 0; i < precision.overrides_size(); ++i) {
+    absl::StatusOr<PlanOverride> change = ToOverride(precision.overrides(i), layers);
+    RETURN_IF_ERROR(Annotate(change.status(), StrCat("precision.overrides[", i, "]")));
+    overrides.push_back(*change);
+  }
+  PrecisionPlan plan = BuildPlan(layers, base, precision.protect(), overrides);
+  plan.version = 1;
+  plan.author = PlanAuthor::kSpec;
+  plan.reason = precision.recipe() == "auto"
+                    ? StrCat("auto: bf16 with shadow statistics for the first ",
+                             precision.warmup_steps(), " steps")
+                    : StrCat("the job's specification: ", DebugString(base));
+  return PlanToWire(plan);
+}
+
+absl::StatusOr<v1::SetPrecisionResponse> SetPrecision(CoreState& state, const PlanEdit& edit,
+                                                      Now now) {
+  std::string content = StrCat(StripPrefix(edit.name, "jobs/"), "|", edit.rollback_to);
+  for (const v1::PrecisionOverride& change : edit.overrides) {
+    StrAppend(&content, "|", change.SerializeAsString());
+  }
+  const std::uint64_t fingerprint = Fingerprint(content);
+  ASSIGN_OR_RETURN(const std::string known,
+                   FindRequest(state, edit.request_id, "SetPrecision", fingerprint));
+  ASSIGN_OR_RETURN(JobRecord * job, FindJob(state, edit.name));
+  v1::SetPrecisionResponse response;
+  if (!known.empty()) {
+    *response.mutable_plan() = job->plans.back();
+    return response;
+  }
+  if (IsTerminal(job->state())) {
+    return WithDetail(FailedPreconditionError(StrCat(job->job().name(), " is ", Name(job->state()),
+                                                     "; its plan cannot change any more")),
+                      "ILLEGAL_TRANSITION");
+  }
+  if (!edit.etag.empty() && edit.etag != PlanEtag(*job)) {
+    return WithDetail(AbortedError(StrCat("the plan of ", job->job().name(), " has changed: etag ",
+                                          edit.etag, " was given, it is ", PlanEtag(*job),
+                                          " now; read it again and decide anew")),
+                      "STALE_ETAG");
+  }
+  if ((edit.rollback_to != 0) == !edit.overrides.empty()) {
+    return WithDetail(
+        InvalidArgumentError("give either overrides or rollback_to, and not both"), "PLAN_INVALID");
+  }
+  const PrecisionPlan newest = job->newest_plan;
+  PrecisionPlan plan = newest;
+  std::string what;
+  if (edit.rollback_to != 0) {
+    const auto found = std::find_if(
+        job->plans.begin(), job->plans.end(),
+        [&edit](const v1::PrecisionPlan& p) { return p.version() == edit.rollback_to; });
+    if (found == job->plans.end()) {
+      return WithDetail(InvalidArgumentError(StrCat("plan version ", edit.rollback_to,
+                                                    " does not exist; valid is 1 to ",
+                                                    newest.version)),
+                        "PLAN_INVALID");
+    }
+    ASSIGN_OR_RETURN(const PrecisionPlan target, PlanFromWire(*found));
+    plan.entries = target.entries;
+    what = StrCat("back to version ", edit.rollback_to);
+  } else {
+    for (std::size_t i = 0; i < edit.overrides.size(); ++i) {
+      absl::StatusOr<PlanOverride> change = ToOverride(edit.overrides[i], plan.layers);
+      if (!change.ok()) {
+        return WithDetail(Annotate(change.status(), StrCat("overrides[", i, "]")), "PLAN_INVALID");
+      }
+      ApplyOverride(plan, *change);
+      StrAppend(&what, what.empty() ? "" : "; ", "layers ", edit.overrides[i].layers(), " to ",
+                DebugString(change->recipe));
+    }
+  }
+  RETURN_IF_ERROR(CheckPlan(state, *job, plan));
+  const std::vector<PlanChange> changes = Diff(newest, plan);
+  if (changes.empty()) {
+    return WithDetail(InvalidArgumentError(StrCat("nothing would change: version ", newest.version,
+                                                  " already says so")),
+                      "PLAN_UNCHANGED");
+  }
+  plan.author = PlanAuthor::kOperator;
+  plan.reason = edit.reason.empty() ? what : StrCat(what, ": ", edit.reason);
+  for (const PlanChange& change : changes) {
+    *response.add_changed() = SiteToWire(change.site, change.after);
+  }
+  if (edit.validate_only) {
+    plan.version = newest.version + 1;
+    *response.mutable_plan() = PlanToWire(plan);
+    return response;
+  }
+  *response.mutable_plan() =
+      AppendPlan(state, *job, plan, edit.caller.empty() ? "operator" : edit.caller, now);
+  RememberRequest(state, edit.request_id, "SetPrecision", job->uid(), fingerprint);
+  if (state.policy != nullptr) {
+    state.policy->OnOperatorPlan(job->job(), newest, plan);
+  }
+  state.effects.push_back(PrecisionChangeMetric{
+      .train_job = job->spec().name(), .direction = "operator", .reason = "operator"});
+  return response;
+}
+
+absl::Status AdoptPolicyPlan(CoreState& state, JobRecord& job, PrecisionPlan plan,
+                             const std::string& direction, const std::string& cause, Now now) {
+  RETURN_IF_ERROR(CheckPlan(state, job, plan));
+  plan.author = PlanAuthor::kPolicy;
+  AppendPlan(state, job, std::move(plan), "policy", now);
+  state.effects.push_back(PrecisionChangeMetric{
+      .train_job = job.spec().name(), .direction = direction, .reason = cause});
+  return absl::OkStatus();
+}
+
+v1::JobPrecision RenderPrecision(const JobRecord& job) {
+  v1::JobPrecision precision;
+  precision.set_job(job.job().name());
+  precision.set_etag(PlanEtag(job));
+  *precision.mutable_plan() = job.plans.back();
+  *precision.mutable_effective() = job.stored.effective();
+  const v1::PolicySpec& policy = job.spec().precision().policy();
+  precision.set_policy_enabled(!policy.has_enabled() || policy.enabled());
+  return precision;
+}
+
+void OnPlanApplied(CoreState& state, JobRecord& job, std::int32_t rank,
+                   const internal::v1::PlanApplied& applied, Now now) {
+  for (v1::PrecisionPlan& plan : job.plans) {
+    if (plan.version() != applied.version()) {
+      continue;
+    }
+    if (plan.applied_step() == 0 && applied.step() > 0) {
+      plan.set_applied_step(applied.step());
+      state.batch.plans.push_back({.job_uid = job.uid(), .plan = plan});
+      EmitEvent(state, job, "PLAN",
+                StrCat("ranks run plan version ", plan.version(), " from step ", applied.step()),
+                now);
+      if (state.policy != nullptr) {
+        state.policy->OnSwitch(job.job(), applied.step());
+      }
+    }
+    return;
+  }
+  EmitEvent(state, job, "WARNING",
+            StrCat("rank ", rank, " says it applied plan version ", applied.version(),
+                   ", which does not exist; the newest is ", job.plans.back().version()),
+            now);
+}
+
+absl::Status TakePlan(JobRecord& job, const v1::PrecisionPlan& plan) {
+  ASSIGN_OR_RETURN(job.newest_plan, PlanFromWire(plan));
+  job.plans.push_back(plan);
+  job.recipes.clear();
+  for (const Recipe& recipe : job.newest_plan.entries) {
+    if (std::find(job.recipes.begin(), job.recipes.end(), recipe) == job.recipes.end()) {
+      job.recipes.push_back(recipe);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace octavo

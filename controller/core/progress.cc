@@ -1,0 +1,230 @@
+#include "controller/core/progress.h"
+
+#include <algorithm>
+#include <map>
+
+#include "base/status.h"
+#include "base/str.h"
+#include "controller/core/attempts.h"
+#include "controller/core/jobs.h"
+#include "controller/core/plans.h"
+
+namespace octavo {
+namespace {
+
+constexpr double kStepSecondsWeight = 0.1;  // of the newest step in the running mean
+
+bool PolicyEnabled(const JobRecord& job) {
+  const v1::PolicySpec& policy = job.spec().precision().policy();
+  return !policy.has_enabled() || policy.enabled();
+}
+
+// "fp8_delayed(format=hybrid,…)" → the kind's name.
+std::string KindOf(const std::string& recipe) { return recipe.substr(0, recipe.find('(')); }
+
+void Adopt(CoreState& state, JobRecord& job, const std::optional<PolicyProposal>& proposal,
+           Now now) {
+  if (!proposal.has_value()) {
+    return;
+  }
+  if (proposal->checkpoint_first) {
+    RequestCheckpoint(state, job, now);
+  }
+  const absl::Status adopted =
+      AdoptPolicyPlan(state, job, proposal->plan, proposal->direction, proposal->cause, now);
+  if (!adopted.ok()) {
+    EmitEvent(state, job, "WARNING",
+              StrCat("the policy's plan was refused: ", Message(adopted)), now);
+  }
+}
+
+void TakeRecipes(CoreState& state, JobRecord& job, const std::string& worker,
+                 const internal::v1::TelemetrySnapshot& snapshot, Now now) {
+  const std::int32_t layers = job.spec().model().layers();
+  if (snapshot.recipes_in_force_size() != layers * kOpCount) {
+    return;  // no recipes in this snapshot, or of another model: nothing to show
+  }
+  v1::EffectivePrecision effective;
+  effective.set_plan_version(snapshot.plan_version());
+  effective.set_step(snapshot.last_step());
+  for (std::int32_t layer = 0; layer < layers; ++layer) {
+    for (int op = 0; op < kOpCount; ++op) {
+      v1::LayerOpRecipe& entry = *effective.add_entries();
+      entry.set_layer(layer);
+      entry.set_op(std::string(kOpNames[op]));
+      entry.mutable_recipe()->set_kind(KindOf(snapshot.recipes_in_force(layer * kOpCount + op)));
+    }
+  }
+  // A mismatch stays listed with its newest reason; counts add up over snapshots and workers.
+  std::map<std::pair<std::int32_t, std::string>, v1::EffectivePrecision::Mismatch> mismatches;
+  const v1::EffectivePrecision& known = job.stored.effective();
+  if (known.plan_version() == effective.plan_version()) {
+    for (const v1::EffectivePrecision::Mismatch& mismatch : known.mismatches()) {
+      mismatches[{mismatch.layer(), mismatch.op()}] = mismatch;
+    }
+  }
+  for (const internal::v1::ExecutedPrecision& executed : snapshot.executed()) {
+    if (executed.planned() == executed.executed() || executed.op() < 0 ||
+        executed.op() >= kOpCount) {
+      continue;
+    }
+    const std::string op(kOpNames[static_cast<std::size_t>(executed.op())]);
+    v1::EffectivePrecision::Mismatch& mismatch = mismatches[{executed.layer(), op}];
+    mismatch.set_layer(executed.layer());
+    mismatch.set_op(op);
+    mismatch.set_planned(executed.planned());
+    mismatch.set_executed(executed.executed());
+    mismatch.set_reason(executed.reason());
+    mismatch.set_count(mismatch.count() + executed.count());
+  }
+  for (auto& [site, mismatch] : mismatches) {
+    *effective.add_mismatches() = std::move(mismatch);
+  }
+
+  const auto same_entries = [&] {
+    if (known.entries_size() != effective.entries_size()) {
+      return false;
+    }
+    for (int i = 0; i < known.entries_size(); ++i) {
+      if (known.entries(i).recipe().kind() != effective.entries(i).recipe().kind()) {
+        return false;
+      }
+    }
+    return true;
+  };
+  const bool changed = !same_entries();
+  if (changed && known.plan_version() == effective.plan_version() &&
+      known.step() == effective.step()) {
+    // All ranks run the same plan (invariant 3): two answers for one step is worth a warning.
+    const std::string text = StrCat("workers/", worker, " runs other recipes than its peers at step ",
+                                    effective.step(), " (plan version ",
+                                    effective.plan_version(), ")");
+    if (job.mismatch_warned != text) {
+      job.mismatch_warned = text;
+      EmitEvent(state, job, "WARNING", text, now);
+    }
+  }
+  *job.stored.mutable_effective() = effective;
+  if (changed) {
+    job.job().mutable_progress()->set_recipe_summary(RecipeSummary(effective, layers));
+    state.effects.push_back(
+        RecipesInForce{.train_job = job.spec().name(), .effective = std::move(effective)});
+  }
+}
+
+}  // namespace
+
+std::string RecipeSummary(const v1::EffectivePrecision& effective, std::int32_t layers) {
+  std::map<std::string, int> counts;
+  std::vector<std::string> order;
+  for (const v1::LayerOpRecipe& entry : effective.entries()) {
+    if (entry.op() != Name(Op::kFc1)) {
+      continue;
+    }
+    if (counts[entry.recipe().kind()]++ == 0) {
+      order.push_back(entry.recipe().kind());
+    }
+  }
+  std::sort(order.begin(), order.end(), [&counts](const std::string& a, const std::string& b) {
+    return counts[a] != counts[b] ? counts[a] > counts[b] : a < b;
+  });
+  std::string text;
+  for (const std::string& kind : order) {
+    StrAppend(&text, text.empty() ? "" : ", ", kind, " ", counts[kind], "/", layers,
+              text.empty() ? " layers" : "");
+  }
+  return text;
+}
+
+void OnStepReport(CoreState& state, JobRecord& job, const internal::v1::StepReport& report,
+                  Now now) {
+  AttemptRecord& attempt = *job.current;
+  OnTraining(state, job, now);
+  attempt.steps_reported = true;
+  attempt.last_step_micros = now.mono_micros;
+  v1::Attempt& stored = *attempt.stored.mutable_attempt();
+  if (report.step() <= stored.last_step()) {
+    return;  // a repeat of a relay; steps of one attempt only grow
+  }
+  stored.set_last_step(report.step());
+  job.stored.set_best_step(std::max(job.stored.best_step(), report.step()));
+
+  v1::JobProgress& progress = *job.job().mutable_progress();
+  if (progress.first_loss() == 0) {
+    progress.set_first_loss(report.loss());
+  }
+  progress.set_step(report.step());
+  progress.set_loss(report.loss());
+  progress.set_aux_loss(report.aux_loss());
+  progress.set_grad_norm(report.grad_norm());
+  progress.set_learning_rate(report.learning_rate());
+  progress.set_plan_version(report.plan_version());
+  progress.set_tokens(report.tokens() * report.step());
+  progress.set_phase("training");
+  if (report.has_validation()) {
+    progress.set_validation_loss(report.validation_loss());
+    progress.set_validation_step(report.step());
+  }
+  if (report.step_seconds() > 0) {
+    job.step_seconds_mean =
+        job.step_seconds_mean == 0
+            ? report.step_seconds()
+            : job.step_seconds_mean * (1 - kStepSecondsWeight) +
+                  report.step_seconds() * kStepSecondsWeight;
+    progress.set_tokens_per_second(static_cast<double>(report.tokens()) / job.step_seconds_mean);
+    progress.set_eta_seconds(static_cast<double>(progress.total_steps() - report.step()) *
+                             job.step_seconds_mean);
+  }
+  if (report.outcome() == 1) {
+    progress.set_retried_steps(progress.retried_steps() + 1);
+    EmitEvent(state, job, "WARNING",
+              StrCat("step ", report.step(), " had non-finite values (", report.nonfinite_op(),
+                     ") and was repeated in bf16"),
+              now);
+  } else if (report.outcome() == 2) {
+    progress.set_skipped_steps(progress.skipped_steps() + 1);
+    EmitEvent(state, job, "WARNING",
+              StrCat("step ", report.step(), " was skipped: non-finite values also in bf16 (",
+                     report.nonfinite_op(), ")"),
+              now);
+  }
+  state.effects.push_back(StepMetric{
+      .train_job = job.spec().name(), .report = report, .unix_micros = now.unix_micros});
+  TouchProgress(state, job, now);
+  PublishProgress(state, job, now);
+  if (state.policy != nullptr && PolicyEnabled(job)) {
+    Adopt(state, job, state.policy->OnStep(job.job(), job.newest_plan, report, now), now);
+  }
+}
+
+void OnTelemetry(CoreState& state, JobRecord& job, const std::string& worker,
+                 const internal::v1::TelemetrySnapshot& snapshot, Now now) {
+  v1::JobProgress& progress = *job.job().mutable_progress();
+  for (const auto& [kind, flops] : snapshot.flops()) {
+    job.stored.set_total_flops(job.stored.total_flops() + flops);
+    if (StartsWith(kind, "fp8") || StartsWith(kind, "mxfp8")) {
+      job.stored.set_fp8_flops(job.stored.fp8_flops() + flops);
+    }
+  }
+  if (job.stored.total_flops() > 0) {
+    progress.set_fp8_flop_share(job.stored.fp8_flops() / job.stored.total_flops());
+  }
+  progress.set_all_to_all_bytes(progress.all_to_all_bytes() + snapshot.all_to_all_bytes());
+  double load_max = 0;
+  for (const internal::v1::LayerLoad& load : snapshot.loads()) {
+    load_max = std::max(load_max, load.max_ratio());
+  }
+  if (load_max > 0) {
+    progress.set_expert_load_max(load_max);
+  }
+  TakeRecipes(state, job, worker, snapshot, now);
+  state.effects.push_back(TelemetryMetric{.train_job = job.spec().name(),
+                                          .detail = job.spec().telemetry().detail(),
+                                          .snapshot = snapshot});
+  TouchProgress(state, job, now);
+  if (state.policy != nullptr && PolicyEnabled(job)) {
+    Adopt(state, job, state.policy->OnSnapshot(job.job(), job.newest_plan, snapshot, now), now);
+  }
+}
+
+}  // namespace octavo
