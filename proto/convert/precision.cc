@@ -104,7 +104,14 @@ v1::PrecisionPlan PlanToWire(const PrecisionPlan& plan) {
   for (std::int32_t layer = 0; layer < plan.layers; ++layer) {
     for (int i = 0; i < kOpCount; ++i) {
       const Op op = static_cast<Op>(i);
-      *wire.add_entries() = SiteToWire({layer, op}, plan.Resolve(layer, op));
+      v1::LayerOpRecipe& entry = *wire.add_entries();
+      entry = SiteToWire({layer, op}, plan.Resolve(layer, op));
+      const auto shadows = plan.shadows.find({layer, op});
+      if (shadows != plan.shadows.end()) {
+        for (const Recipe& shadow : shadows->second) {
+          *entry.add_shadows() = RecipeToWire(shadow);
+        }
+      }
     }
   }
   switch (plan.author) {
@@ -148,6 +155,14 @@ absl::StatusOr<PrecisionPlan> PlanFromWire(const v1::PrecisionPlan& wire) {
       return Annotate(recipe.status(), StrCat(where, ", layer ", entry.layer(), " ", entry.op()));
     }
     plan.entries.push_back(*recipe);
+    for (const v1::Recipe& wire_shadow : entry.shadows()) {
+      absl::StatusOr<Recipe> shadow = RecipeFromWire(wire_shadow);
+      if (!shadow.ok()) {
+        return Annotate(shadow.status(), StrCat(where, ", layer ", entry.layer(), " ", entry.op(),
+                                                ", shadow"));
+      }
+      plan.shadows[{entry.layer(), static_cast<Op>(i % kOpCount)}].push_back(*shadow);
+    }
   }
   switch (wire.author()) {
     case v1::PLAN_AUTHOR_OPERATOR:

@@ -444,6 +444,19 @@ PrecisionPlan BuildPlanFromSpec(const v1::JobSpec& spec) {
   if (precision.recipe() == kAuto) {
     plan.reason = StrCat("from the job's specification: auto begins with ",
                          precision.warmup_steps(), " steps in bf16");
+    // Every candidate is measured beside BF16 wherever auto may choose it (NUMERICS 11).
+    for (std::int32_t layer = precision.protect(); layer < plan.layers - precision.protect();
+         ++layer) {
+      for (int i = 0; i < kOpCount; ++i) {
+        const OpSite site{layer, static_cast<Op>(i)};
+        for (const std::string& name : precision.candidates()) {
+          const Recipe candidate =
+              DefaultRecipe(ParseRecipeKind(name).value_or(RecipeKind::kBf16));
+          plan.shadows[site].push_back(site.op == Op::kDispatch ? PayloadRecipe(candidate)
+                                                                : candidate);
+        }
+      }
+    }
   }
   return plan;
 }
