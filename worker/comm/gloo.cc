@@ -11,7 +11,9 @@
 #include <cstring>
 #include <exception>
 #include <map>
+#include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -19,6 +21,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "base/str.h"
+#include "worker/comm/comm_status.h"
 #include "worker/comm/self.h"
 
 namespace octavo {
@@ -103,6 +106,18 @@ class StoreAdapter final : public ::gloo::rendezvous::Store {
   std::map<std::string, std::string> values_;
   std::string awaited_;
 };
+
+// gloo's keys are "rank_3" and "3".
+std::optional<int> RankOfKey(std::string_view key) {
+  constexpr std::string_view kPrefix = "rank_";
+  const std::optional<std::int64_t> rank =
+      ParseInt64(StartsWith(key, kPrefix) ? key.substr(kPrefix.size()) : key);
+  return rank.has_value() ? std::optional<int>(static_cast<int>(*rank)) : std::nullopt;
+}
+
+std::string MemberName(const std::vector<int>& world_ranks, int rank) {
+  return StrCat(world_ranks.empty() ? rank : world_ranks[static_cast<std::size_t>(rank)]);
+}
 
 // ---------------------------------------------------------------- reductions
 
@@ -192,11 +207,16 @@ class GlooCommunicator final : public Communicator {
         timeout_seconds_(options.timeout_seconds),
         context_(std::move(context)) {}
 
+  // After a failure the connections are reset, so that peers notice. Otherwise they close in order:
+  // a reset would throw away what this rank has sent and its peers have not read yet.
   ~GlooCommunicator() override {
+    if (failure_.ok()) {
+      return;
+    }
     try {
       context_->closeConnections();
     } catch (const std::exception&) {
-      // Closing connections of which some broke; there is nothing left to tell.
+      // Some were broken already; there is nothing left to tell.
     }
   }
 
@@ -210,6 +230,9 @@ class GlooCommunicator final : public Communicator {
   CommResult Broadcast(void* data, std::int64_t bytes, int root) override;
   CommResult Barrier() override;
   void Abort() override;
+
+  // Connecting is over: calls count from here.
+  void Connected() { calls_ = 0; }
 
  private:
   struct Call {
@@ -251,9 +274,7 @@ GlooCommunicator::Call GlooCommunicator::Begin(Operation op) {
   return {.op = op, .deadline = After(timeout_seconds_)};
 }
 
-std::string GlooCommunicator::Member(int rank) const {
-  return StrCat(world_ranks_.empty() ? rank : world_ranks_[static_cast<std::size_t>(rank)]);
-}
+std::string GlooCommunicator::Member(int rank) const { return MemberName(world_ranks_, rank); }
 
 CommResult GlooCommunicator::Fail(const Call& call, CommResult::Code code,
                                   const std::string& what) {
@@ -526,11 +547,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(const GlooO
   }
   OCTAVO_CHECK(options.store != nullptr && options.connect_timeout_seconds > 0 &&
                options.timeout_seconds > 0);
-  const std::string who = StrCat(
-      "rank ",
-      options.world_ranks.empty() ? options.rank
-                                  : options.world_ranks[static_cast<std::size_t>(options.rank)],
-      ": connecting group ", options.group, " at ", options.bind_address);
+  const std::string who =
+      StrCat("rank ", MemberName(options.world_ranks, options.rank), ": connecting group ",
+             options.group, " at ", options.bind_address);
   const SteadyTime deadline = After(options.connect_timeout_seconds);
   StoreAdapter store(options.store, options.group, deadline);
   try {
@@ -540,9 +559,17 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(const GlooO
     auto context = std::make_shared<::gloo::rendezvous::Context>(options.rank, options.size);
     context->setTimeout(Remaining(deadline));
     context->connectFullMesh(store, device);
-    return std::make_unique<GlooCommunicator>(options, std::move(context));
+    auto communicator = std::make_unique<GlooCommunicator>(options, std::move(context));
+    // Nobody may leave while others still connect.
+    RETURN_IF_ERROR(Annotate(ToStatus(communicator->Barrier()), who));
+    communicator->Connected();
+    return communicator;
   } catch (const StoreFailure& e) {
-    return Annotate(e.status, who);
+    const std::optional<int> absent = RankOfKey(store.awaited());
+    return Annotate(e.status, absent.has_value() && *absent < options.size
+                                  ? StrCat(who, ": rank ", MemberName(options.world_ranks, *absent),
+                                           " did not come")
+                                  : who);
   } catch (const ::gloo::IoException& e) {
     return UnavailableError(StrCat(who, ": ", e.what()));
   } catch (const std::exception& e) {
