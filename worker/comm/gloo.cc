@@ -2,7 +2,6 @@
 
 #include <gloo/common/error.h>
 #include <gloo/rendezvous/context.h>
-#include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
 
@@ -10,10 +9,8 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
-#include <map>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -21,136 +18,19 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "base/str.h"
+#include "worker/comm/accumulate.h"
 #include "worker/comm/comm_status.h"
+#include "worker/comm/gloo_store.h"
 #include "worker/comm/self.h"
 
 namespace octavo {
 namespace {
 
-using SteadyTime = std::chrono::steady_clock::time_point;
 using ::gloo::transport::UnboundBuffer;
-
-SteadyTime After(double seconds) {
-  return std::chrono::steady_clock::now() +
-         std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-             std::chrono::duration<double>(seconds));
-}
-
-// At least one: gloo takes 0 for "no limit".
-std::chrono::milliseconds Remaining(SteadyTime deadline) {
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-      deadline - std::chrono::steady_clock::now());
-  return std::max(left, std::chrono::milliseconds(1));
-}
-
-// ---------------------------------------------------------------- rendezvous
-
-// Carries a Status through gloo's connection code.
-struct StoreFailure : std::exception {
-  explicit StoreFailure(absl::Status s) : status(std::move(s)) {}
-  const char* what() const noexcept override { return "rendezvous store"; }
-  absl::Status status;
-};
-
-// gloo's store interface over ours, with the group's prefix and one deadline for everything.
-class StoreAdapter final : public ::gloo::rendezvous::Store {
- public:
-  StoreAdapter(KeyValueStore* store, std::string prefix, SteadyTime deadline)
-      : store_(store), prefix_(std::move(prefix)), deadline_(deadline) {}
-
-  void set(const std::string& key, const std::vector<char>& data) override {
-    const absl::Status status =
-        store_->Set(prefix_ + "/" + key, std::string(data.begin(), data.end()));
-    if (!status.ok()) {
-      throw StoreFailure(status);
-    }
-  }
-
-  std::vector<char> get(const std::string& key) override {
-    Fetch(key);
-    const std::string& value = values_.at(key);
-    return {value.begin(), value.end()};
-  }
-
-  void wait(const std::vector<std::string>& keys) override {
-    for (const std::string& key : keys) {
-      Fetch(key);
-    }
-  }
-
-  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
-    wait(keys);
-  }
-
-  // The key that is being waited for, for the error message; empty when none.
-  const std::string& awaited() const { return awaited_; }
-
- private:
-  void Fetch(const std::string& key) {
-    if (values_.contains(key)) {
-      return;
-    }
-    awaited_ = key;
-    absl::StatusOr<std::string> value =
-        store_->Get(prefix_ + "/" + key, static_cast<double>(Remaining(deadline_).count()) / 1e3);
-    if (!value.ok()) {
-      throw StoreFailure(value.status());
-    }
-    values_[key] = *std::move(value);
-    awaited_.clear();
-  }
-
-  KeyValueStore* store_;
-  const std::string prefix_;
-  const SteadyTime deadline_;
-  std::map<std::string, std::string> values_;
-  std::string awaited_;
-};
-
-// gloo's keys are "rank_3" and "3".
-std::optional<int> RankOfKey(std::string_view key) {
-  constexpr std::string_view kPrefix = "rank_";
-  const std::optional<std::int64_t> rank =
-      ParseInt64(StartsWith(key, kPrefix) ? key.substr(kPrefix.size()) : key);
-  return rank.has_value() ? std::optional<int>(static_cast<int>(*rank)) : std::nullopt;
-}
 
 std::string MemberName(const std::vector<int>& world_ranks, int rank) {
   return StrCat(world_ranks.empty() ? rank : world_ranks[static_cast<std::size_t>(rank)]);
 }
-
-// ---------------------------------------------------------------- reductions
-
-template <class T>
-void Accumulate(const void* from, void* to, std::int64_t n, ReduceOp op) {
-  const T* x = static_cast<const T*>(from);
-  T* y = static_cast<T*>(to);
-  if (op == ReduceOp::kSum) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      y[i] = static_cast<T>(y[i] + x[i]);
-    }
-    return;
-  }
-  for (std::int64_t i = 0; i < n; ++i) {
-    // NaN wins: a maximum must not hide it.
-    y[i] = (x[i] > y[i] || x[i] != x[i]) ? x[i] : y[i];
-  }
-}
-
-void Accumulate(const void* from, void* to, std::int64_t n, DType dtype, ReduceOp op) {
-  switch (dtype) {
-    case DType::kF32:
-      return Accumulate<float>(from, to, n, op);
-    case DType::kF64:
-      return Accumulate<double>(from, to, n, op);
-    case DType::kI64:
-      return Accumulate<std::int64_t>(from, to, n, op);
-    default:
-      OCTAVO_CHECK(false, "all_reduce takes kF32, kF64, kI64, dtype = %d", static_cast<int>(dtype));
-  }
-}
-
-// ---------------------------------------------------------------- the communicator
 
 // Bytes at an offset for or from one peer.
 struct Piece {
