@@ -130,8 +130,10 @@ class Transformer {
   const PrecisionPlan& plan() const;
 
   void BeginStep(const StepOptions& options);
-  // One microbatch: [microbatch_sequences · sequence_length] device pointers. target < 0: no loss.
-  absl::Status ForwardBackward(const std::int32_t* tokens, const std::int32_t* targets);
+  // One microbatch: [microbatch_sequences · sequence_length] device pointers. target < 0: no loss;
+  // target_count says how many are not (−1: all).
+  absl::Status ForwardBackward(const std::int32_t* tokens, const std::int32_t* targets,
+                               std::int64_t target_count = -1);
   // Reduces gradients and counts, brings statistics to the host. Waits for the device.
   absl::StatusOr<PassResult> FinishPass();
   // Rolls the pass back (NUMERICS 11: gradients, amax, counts, sums, statistics, but not non-finite
@@ -141,10 +143,9 @@ class Transformer {
   // applied: pushes amax windows, moves the balance bias. One packed reduction; all ranks call it.
   absl::Status EndStep(bool applied);
 
-  // Forward only with the current plan; changes no state. Sum of token losses of this rank is
-  // added.
-  absl::Status Evaluate(const std::int32_t* tokens, const std::int32_t* targets, double* loss_sum,
-                        std::int64_t* target_tokens);
+  // Forward only with the current plan; changes no state. Adds Σ token losses of this rank to
+  // *loss_sum. Between steps. All ranks call it (dispatch is collective).
+  absl::Status Evaluate(const std::int32_t* tokens, const std::int32_t* targets, double* loss_sum);
 
   // Statistics of the last finished pass (host copies): slot i belongs to stat_sites()[i].
   std::span<const StatSlot> stats() const;
