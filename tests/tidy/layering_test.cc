@@ -90,7 +90,6 @@ std::string Classify(const std::string& include, bool angle) {
       {std::regex("^(sys|netinet|arpa|linux)/.*"), "os"},
       {std::regex("^(unistd|fcntl|poll|signal|dlfcn|pthread|netdb|ifaddrs|pwd|termios|sched|spawn|dirent|time)\\.h$"),
        "os"},
-      {std::regex("^(csignal)$"), "os"},
   };
   for (const auto& [pattern, name] : kTable) {
     if (std::regex_match(include, pattern)) {
