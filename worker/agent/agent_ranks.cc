@@ -100,8 +100,8 @@ void Agent::OnStopRank(const iv1::StopRank& stop) {
     SendWishesTo(rank);
   }
   const std::int64_t grace_ms = stop.grace_ms() > 0 ? stop.grace_ms() : kRankStopGraceMs;
-  rank.ExpectExit(grace_ms * kMicrosPerMilli,
-                  StrCat("asked to stop by the controller, still there after ", grace_ms, " ms"),
+  rank.AskToLeave(grace_ms * kMicrosPerMilli,
+                  StrCat("asked to stop by the controller, with ", grace_ms, " ms of grace"),
                   now_micros_);
 }
 
@@ -261,7 +261,7 @@ void Agent::StopForLocalCause(RankProcess& rank, std::int64_t grace_ms, const st
   if (rank.SetLocalStop(/*with_checkpoint=*/true)) {
     SendWishesTo(rank);
   }
-  rank.ExpectExit(grace_ms * kMicrosPerMilli, cause, now_micros_);
+  rank.AskToLeave(grace_ms * kMicrosPerMilli, cause, now_micros_);
 }
 
 void Agent::SendWishesTo(const RankProcess& rank) {

@@ -124,6 +124,8 @@ int Main(int argc, char** argv) {
   const StopSignals signals;  // first: threads started later inherit the mask
   Flags flags;
   CLI::App app{"octavo-worker: runs the ranks of one host"};
+  // A wrapper may append a flag to override an earlier one.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   Declare(app, &flags);
   try {
     app.parse(argc, argv);

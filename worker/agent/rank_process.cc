@@ -55,6 +55,15 @@ void RankProcess::OnHello(std::int64_t stream) {
   }
 }
 
+void RankProcess::AskToLeave(std::int64_t grace_micros, const std::string& cause,
+                             std::int64_t now_micros) {
+  if (!asked_) {
+    cause_ = cause;  // a broken link that came before explains nothing
+    asked_ = true;
+  }
+  ExpectExit(grace_micros, cause, now_micros);
+}
+
 void RankProcess::ExpectExit(std::int64_t grace_micros, const std::string& cause,
                              std::int64_t now_micros) {
   if (cause_.empty()) {

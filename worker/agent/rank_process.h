@@ -34,7 +34,10 @@ class RankProcess {
 
   void OnSpawned(int pid, std::int64_t now_micros);
   void OnHello(std::int64_t stream);
-  // The stream broke or the rank said its last word: the process has to end soon by itself.
+  // It was asked to leave and has so long to do it.
+  void AskToLeave(std::int64_t grace_micros, const std::string& cause, std::int64_t now_micros);
+  // The stream broke or the rank said its last word: the process has to end soon by itself. `cause`
+  // is told only if it has to be forced.
   void ExpectExit(std::int64_t grace_micros, const std::string& cause, std::int64_t now_micros);
   // Skips the rungs before SIGKILL.
   void KillNow(const std::string& cause, std::int64_t now_micros);
@@ -57,8 +60,8 @@ class RankProcess {
   bool connected() const { return stream_ != 0; }
   std::int64_t stream() const { return stream_; }  // 0: none
   void clear_stream() { stream_ = 0; }
-  // Why this host made it leave; the first cause is kept. Empty: it was not made to.
-  const std::string& cause() const { return cause_; }
+  // Why this host made it leave; the first cause is kept. Empty: it left by itself.
+  std::string cause() const { return asked_ || state_ >= RankState::kTerminating ? cause_ : ""; }
 
   iv1::RankProgress progress;
   std::optional<iv1::RankOutcome> outcome;  // its last word
@@ -81,6 +84,7 @@ class RankProcess {
   int pid_ = 0;
   std::int64_t stream_ = 0;
   std::string cause_;
+  bool asked_ = false;
   iv1::Wishes controller_wishes_;
   bool local_stop_ = false;
   bool local_stop_with_checkpoint_ = true;

@@ -126,6 +126,8 @@ void WorkerLoop::HandleOne(const Event& event) {
       }
     }
   }
+  registered_ = agent_->registered();
+  draining_ = agent_->draining();
 }
 
 void WorkerLoop::Carry(Command& command) {
@@ -164,8 +166,6 @@ void WorkerLoop::Carry(Command& command) {
 }
 
 void WorkerLoop::PublishState() {
-  registered_ = agent_->registered();
-  draining_ = agent_->draining();
   const int slots = static_cast<int>(options_.agent.slots.size());
   const int poisoned = agent_->slots_poisoned();
   const int busy = agent_->slots_busy();
