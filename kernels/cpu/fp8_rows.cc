@@ -163,23 +163,51 @@ struct Cast {
   }
 };
 
+// Largest and smallest magnitude of a run, which say whether anything in it needs counting.
+struct Range {
+  VI largest, smallest;
+  HWY_INLINE Range() {
+    largest = hn::Zero(I32());
+    smallest = Const(0x7FFFFFFFu);
+  }
+  HWY_INLINE void Add(VF x) {
+    const VI magnitude = Magnitude(x);
+    largest = hn::Max(largest, magnitude);
+    smallest = hn::Min(smallest, magnitude);
+  }
+  HWY_INLINE std::uint32_t Largest() const {
+    return static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), largest)));
+  }
+  HWY_INLINE bool HasZero() const {
+    return !hn::AllFalse(I32(), hn::Eq(smallest, hn::Zero(I32())));
+  }
+};
+
 void ScanRowImpl(const float* x, std::int64_t n, ScanCounts* counts) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
-  Scan scan;
-  std::int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    scan.Add(Load(x + i));
+  const std::int64_t whole = n / lanes * lanes;
+  Range range;
+  for (std::int64_t i = 0; i < whole; i += lanes) {
+    range.Add(Load(x + i));
   }
-  counts->amax_bits = std::max(
-      counts->amax_bits, static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), scan.amax))));
-  counts->nonfinite += Hits(scan.nonfinite);
-  counts->zeros += Hits(scan.zeros);
-  for (; i < n; ++i) {
+  std::uint32_t amax_bits = range.Largest();
+  const bool wild = amax_bits >= 0x7F800000u;
+  if (wild || range.HasZero()) {
+    Scan scan;
+    for (std::int64_t i = 0; i < whole; i += lanes) {
+      scan.Add(Load(x + i));
+    }
+    amax_bits = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), scan.amax)));
+    counts->nonfinite += Hits(scan.nonfinite);
+    counts->zeros += Hits(scan.zeros);
+  }
+  for (std::int64_t i = whole; i < n; ++i) {
     const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(x[i]) & 0x7FFFFFFFu;
-    counts->amax_bits = std::max(counts->amax_bits, FiniteMagnitudeBits(x[i]));
+    amax_bits = std::max(amax_bits, FiniteMagnitudeBits(x[i]));
     counts->nonfinite += magnitude >= 0x7F800000u ? 1u : 0u;
     counts->zeros += magnitude == 0 ? 1u : 0u;
   }
+  counts->amax_bits = std::max(counts->amax_bits, amax_bits);
 }
 
 bool MaxRowImpl(const float* x, std::int64_t n, std::uint32_t* amax_bits) {
@@ -223,24 +251,60 @@ HWY_INLINE void EncodeLoop(const float* x, const float* quant_scale, std::int64_
   }
 }
 
-template <class Format>
+template <class Format, bool kByColumn>
 HWY_INLINE void EncodeTameLoop(const float* x, const float* quant_scale, std::int64_t n,
                                std::uint8_t* q) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
+  const VF common = hn::Set(F32(), quant_scale[0]);
   std::int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    const VF scaled = hn::Mul(Load(x + i), Load(quant_scale + i));
+    const VF scaled = hn::Mul(Load(x + i), kByColumn ? Load(quant_scale + i) : common);
     StoreCodes(WithSign(EncodeTame<Format>(Magnitude(scaled)), scaled), q + i);
   }
   for (; i < n; ++i) {
-    q[i] = Fp8Encode<Format>(x[i] * quant_scale[i]);
+    q[i] = Fp8Encode<Format>(x[i] * quant_scale[kByColumn ? i : 0]);
   }
 }
 
-void EncodeTameRowImpl(DType format, const float* x, const float* quant_scale, std::int64_t n,
-                       std::uint8_t* q) {
-  format == DType::kE4M3 ? EncodeTameLoop<E4M3>(x, quant_scale, n, q)
-                         : EncodeTameLoop<E5M2>(x, quant_scale, n, q);
+void EncodeTameRowImpl(DType format, const float* x, const float* quant_scale, bool by_column,
+                       std::int64_t n, std::uint8_t* q) {
+  if (n == 0) {
+    return;
+  }
+  if (format == DType::kE4M3) {
+    by_column ? EncodeTameLoop<E4M3, true>(x, quant_scale, n, q)
+              : EncodeTameLoop<E4M3, false>(x, quant_scale, n, q);
+  } else {
+    by_column ? EncodeTameLoop<E5M2, true>(x, quant_scale, n, q)
+              : EncodeTameLoop<E5M2, false>(x, quant_scale, n, q);
+  }
+}
+
+// Decoding, multiplying by a power of two and casting again is exact but for the cast's rounding,
+// which is RescaleCode's; codes stay in the vector unit.
+std::uint64_t RescaleRowImpl(const std::uint8_t* q, int k, std::int64_t n, std::uint8_t* out) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
+  const hn::Rebind<std::uint8_t, F32> d8;
+  const VF factor = hn::Set(F32(), PowerOfTwo(-k));
+  VI flushed = hn::Zero(I32());
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const VI code = hn::PromoteTo(I32(), hn::LoadU(d8, q + i));
+    const VI before = hn::And(code, Const(0x7Fu));
+    const VF scaled = hn::Mul(Decode<E4M3>(before), factor);
+    VI after = EncodeTame<E4M3>(hn::BitCast(I32(), scaled));
+    after = hn::IfThenElse(hn::Eq(before, Const(kFp8Nan)), before, after);
+    // −1 for a zero after, +1 back for a zero before.
+    flushed = hn::Add(flushed, hn::VecFromMask(I32(), hn::Eq(after, hn::Zero(I32()))));
+    flushed = hn::Sub(flushed, hn::VecFromMask(I32(), hn::Eq(before, hn::Zero(I32()))));
+    StoreCodes(hn::Or(after, hn::And(code, Const(0x80u))), out + i);
+  }
+  std::uint64_t count = Hits(flushed);
+  for (; i < n; ++i) {
+    out[i] = RescaleCode(q[i], k);
+    count += (q[i] & 0x7F) != 0 && (out[i] & 0x7F) == 0 ? 1u : 0u;
+  }
+  return count;
 }
 
 void EncodeRowImpl(DType format, const float* x, const float* quant_scale, bool by_column,
@@ -257,23 +321,37 @@ void EncodeRowImpl(DType format, const float* x, const float* quant_scale, bool 
   }
 }
 
-template <class Format, class T>
+std::uint64_t CountZeroCodes(const std::uint8_t* q, std::int64_t n) {
+  std::uint64_t zeros = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    zeros += (q[i] & 0x7F) == 0 ? 1u : 0u;
+  }
+  return zeros;
+}
+
+// One tile held in `vectors` registers, or read twice when that is 0.
+template <class Format, class T, int kVectors>
 HWY_INLINE void TileLoop(const RowTiles& row, const T* x, RowTileCounts* counts) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
   std::uint32_t row_amax = counts->scan.amax_bits;
   for (std::int64_t begin = 0; begin < row.cols; begin += row.tile) {
     const std::int64_t end = begin + row.tile;
-    VI largest = hn::Zero(I32());
-    VI smallest = Const(0x7FFFFFFFu);
-    for (std::int64_t i = begin; i < end; i += lanes) {
-      const VI magnitude = Magnitude(Load(x + i));
-      largest = hn::Max(largest, magnitude);
-      smallest = hn::Min(smallest, magnitude);
+    Range range;
+    VF held[kVectors > 0 ? kVectors : 1];
+    if constexpr (kVectors > 0) {
+      for (int v = 0; v < kVectors; ++v) {
+        held[v] = Load(x + begin + v * lanes);
+        range.Add(held[v]);
+      }
+    } else {
+      for (std::int64_t i = begin; i < end; i += lanes) {
+        range.Add(Load(x + i));
+      }
     }
-    auto amax_bits = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), largest)));
+    std::uint32_t amax_bits = range.Largest();
     const bool wild = amax_bits >= 0x7F800000u;
     // Counting is for the rare tiles that have something to count.
-    if (wild || hn::GetLane(hn::MinOfLanes(I32(), smallest)) == 0) {
+    if (wild || range.HasZero()) {
       Scan scan;
       for (std::int64_t i = begin; i < end; i += lanes) {
         scan.Add(Load(x + i));
@@ -297,16 +375,23 @@ HWY_INLINE void TileLoop(const RowTiles& row, const T* x, RowTileCounts* counts)
     } else {
       // amax·Q exceeds M by a rounding at most, which is far below the saturation threshold.
       VI least_code = Const(0x7Fu);
-      for (std::int64_t i = begin; i < end; i += lanes) {
-        const VF scaled = hn::Mul(Load(x + i), factor);
+      const auto encode = [&](VF value, std::uint8_t* q) HWY_ATTR {
+        const VF scaled = hn::Mul(value, factor);
         const VI code = EncodeTame<Format>(Magnitude(scaled));
         least_code = hn::Min(least_code, code);
-        StoreCodes(WithSign(code, scaled), row.q + i);
-      }
-      if (hn::GetLane(hn::MinOfLanes(I32(), least_code)) == 0) {
-        for (std::int64_t i = begin; i < end; ++i) {
-          counts->cast.zero_codes += (row.q[i] & 0x7F) == 0 ? 1u : 0u;
+        StoreCodes(WithSign(code, scaled), q);
+      };
+      if constexpr (kVectors > 0) {
+        for (int v = 0; v < kVectors; ++v) {
+          encode(held[v], row.q + begin + v * lanes);
         }
+      } else {
+        for (std::int64_t i = begin; i < end; i += lanes) {
+          encode(Load(x + i), row.q + i);
+        }
+      }
+      if (!hn::AllFalse(I32(), hn::Eq(least_code, hn::Zero(I32())))) {
+        counts->cast.zero_codes += CountZeroCodes(row.q + begin, row.tile);
       }
     }
     row.dequant_scale[begin / row.tile * row.dequant_scale_stride] = scale.dequant_scale;
@@ -321,15 +406,28 @@ HWY_INLINE void TileLoop(const RowTiles& row, const T* x, RowTileCounts* counts)
   counts->scan.amax_bits = row_amax;
 }
 
+template <class Format, class T>
+HWY_INLINE void TileLoops(const RowTiles& row, const T* x, RowTileCounts* counts) {
+  // Registers suffice for 8 vectors of a tile next to the constants.
+  const std::int64_t vectors = row.tile / static_cast<std::int64_t>(hn::Lanes(F32()));
+  if (vectors == 8) {
+    TileLoop<Format, T, 8>(row, x, counts);
+  } else if (vectors == 2) {
+    TileLoop<Format, T, 2>(row, x, counts);
+  } else {
+    TileLoop<Format, T, 0>(row, x, counts);
+  }
+}
+
 void QuantizeRowTilesImpl(const RowTiles& row, RowTileCounts* counts) {
   static_assert(hn::MaxLanes(F32()) <= 32, "the smallest tile holds whole vectors");
   const bool bf16 = row.x_dtype == DType::kBF16;
   const auto* narrow = static_cast<const std::uint16_t*>(row.x);
   const auto* wide = static_cast<const float*>(row.x);
   if (row.format == DType::kE4M3) {
-    bf16 ? TileLoop<E4M3>(row, narrow, counts) : TileLoop<E4M3>(row, wide, counts);
+    bf16 ? TileLoops<E4M3>(row, narrow, counts) : TileLoops<E4M3>(row, wide, counts);
   } else {
-    bf16 ? TileLoop<E5M2>(row, narrow, counts) : TileLoop<E5M2>(row, wide, counts);
+    bf16 ? TileLoops<E5M2>(row, narrow, counts) : TileLoops<E5M2>(row, wide, counts);
   }
 }
 
@@ -364,6 +462,7 @@ HWY_EXPORT(ScanRowImpl);
 HWY_EXPORT(MaxRowImpl);
 HWY_EXPORT(EncodeRowImpl);
 HWY_EXPORT(EncodeTameRowImpl);
+HWY_EXPORT(RescaleRowImpl);
 HWY_EXPORT(QuantizeRowTilesImpl);
 HWY_EXPORT(DecodeRowImpl);
 
@@ -387,7 +486,24 @@ void EncodeRowByColumn(DType format, const float* x, const float* quant_scale, s
 
 void EncodeTameRowByColumn(DType format, const float* x, const float* quant_scale, std::int64_t n,
                            std::uint8_t* q) {
-  HWY_DYNAMIC_DISPATCH(EncodeTameRowImpl)(format, x, quant_scale, n, q);
+  HWY_DYNAMIC_DISPATCH(EncodeTameRowImpl)(format, x, quant_scale, true, n, q);
+}
+
+void EncodeTameRow(DType format, const float* x, float quant_scale, std::int64_t n, std::uint8_t* q,
+                   CastCounts* counts) {
+  HWY_DYNAMIC_DISPATCH(EncodeTameRowImpl)(format, x, &quant_scale, false, n, q);
+  for (std::int64_t i = 0; i < n; ++i) {
+    counts->zero_codes += (q[i] & 0x7F) == 0 ? 1u : 0u;
+  }
+}
+
+std::uint64_t RescaleRow(const std::uint8_t* q, int k, std::int64_t n, std::uint8_t* out) {
+  if (k == 0) {
+    std::memcpy(out, q, static_cast<std::size_t>(n));
+    return 0;
+  }
+  // From 19 on every finite code is zero already.
+  return HWY_DYNAMIC_DISPATCH(RescaleRowImpl)(q, std::min(k, 19), n, out);
 }
 
 void QuantizeRowTiles(const RowTiles& row, RowTileCounts* counts) {

@@ -44,6 +44,14 @@ void EncodeRowByColumn(DType format, const float* x, const float* quant_scale, s
 void EncodeTameRowByColumn(DType format, const float* x, const float* quant_scale, std::int64_t n,
                            std::uint8_t* q);
 
+// One quant_scale for the row; counts zero codes (nothing can saturate).
+void EncodeTameRow(DType format, const float* x, float quant_scale, std::int64_t n, std::uint8_t* q,
+                   CastCounts* counts);
+
+// out[i] = RescaleCode(q[i], k) for k >= 0 (NUMERICS 6, E4M3); returns how many nonzero codes
+// became zero.
+std::uint64_t RescaleRow(const std::uint8_t* q, int k, std::int64_t n, std::uint8_t* out);
+
 // One row of row tiles, the hot path: for each tile of `tile` elements (32 or 128; cols is a
 // multiple) finds amax, chooses Q (mx: NUMERICS 7, else NUMERICS 2 with pow2), encodes and stores D
 // at dequant_scale[tile · dequant_scale_stride].

@@ -29,6 +29,12 @@ StatSlot* SlotOf(StatSlot* stats, std::int64_t group) {
   return stats == nullptr ? nullptr : stats + group;
 }
 
+void AddScan(const ScanCounts& scan, ScanCounts* total) {
+  total->amax_bits = std::max(total->amax_bits, scan.amax_bits);
+  total->nonfinite += scan.nonfinite;
+  total->zeros += scan.zeros;
+}
+
 void AddGroupScale(float dequant_scale, RowTileCounts* counts) {
   if (counts->scan.amax_bits != 0) {
     counts->dequant_scale_min = dequant_scale;
@@ -120,9 +126,11 @@ void QuantizeBlocks(OpsContext* ops_context, const QuantizeBlocksArgs& args) {
         const ScalePair scale = ScaleFromAmaxPair(std::bit_cast<float>(scan.amax_bits), format_max,
                                                   args.rule.pow2, 0, args.rule.min_dequant_scale);
         std::uint8_t* q = args.row.q + (g * args.n + n) * args.row.stride() + k;
+        // Without non-finite elements amax·Q is M at most, but for a rounding.
+        const auto encode = scan.nonfinite == 0 ? EncodeTameRow : EncodeRow;
         for (std::int64_t r = 0; r < kTile; ++r) {
-          EncodeRow(args.rule.format, w + r * args.k, scale.quant_scale, kTile,
-                    q + r * args.row.stride(), &counts.cast);
+          encode(args.rule.format, w + r * args.k, scale.quant_scale, kTile,
+                 q + r * args.row.stride(), &counts.cast);
         }
         args.row.dequant_scale[(g * args.n + n) / kTile * args.row.scale_row_stride +
                                k / kTile * args.row.scale_tile_stride] = scale.dequant_scale;
@@ -133,9 +141,7 @@ void QuantizeBlocks(OpsContext* ops_context, const QuantizeBlocksArgs& args) {
           args.col.dequant_scale[(g * args.k + k) / kTile * args.col.scale_row_stride +
                                  n / kTile * args.col.scale_tile_stride] = scale.dequant_scale;
         }
-        counts.scan.amax_bits = std::max(counts.scan.amax_bits, scan.amax_bits);
-        counts.scan.nonfinite += scan.nonfinite;
-        counts.scan.zeros += scan.zeros;
+        AddScan(scan, &counts.scan);
         if (scan.amax_bits != 0) {
           const float d = scale.dequant_scale;
           counts.dequant_scale_min =
@@ -205,8 +211,12 @@ void QuantizeTensor(OpsContext* ops_context, const QuantizeTensorArgs& args) {
       if (r < band.real) {
         const float* x =
             LoadRow(args.x, args.x_dtype, (band.row + r) * args.cols, args.cols, buffer);
-        ScanRow(x, args.cols, &counts.scan);
-        EncodeRow(args.format, x, quant_scale, args.cols, q, &counts.cast);
+        ScanCounts scan;
+        ScanRow(x, args.cols, &scan);
+        const float reach = std::bit_cast<float>(scan.amax_bits) * quant_scale;
+        const bool tame = scan.nonfinite == 0 && reach <= Fp8Max(args.format);
+        (tame ? EncodeTameRow : EncodeRow)(args.format, x, quant_scale, args.cols, q, &counts.cast);
+        AddScan(scan, &counts.scan);
       } else {
         std::memset(q, 0, static_cast<std::size_t>(args.cols));
       }

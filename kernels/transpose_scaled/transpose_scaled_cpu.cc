@@ -2,9 +2,8 @@
 // arithmetic alone, so nothing is rounded twice.
 //
 // For each 128×128 tile the column tile's exponent is the largest of the rows'; row r loses
-// k = e* − e_row exponent steps. A table of RescaleCode per k does the rows; k = 0 is a copy.
+// k = e* − e_row exponent steps (RescaleRow); k = 0 is a copy.
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 
@@ -16,42 +15,11 @@
 namespace octavo::cpu {
 namespace {
 
-constexpr int kLastShift = 19;  // from here on every finite code is zero
-
-using RescaleTable = std::array<std::array<std::uint8_t, 256>, kLastShift + 1>;
-
-constexpr RescaleTable MakeRescaleTable() {
-  RescaleTable table{};
-  for (int k = 0; k <= kLastShift; ++k) {
-    for (int code = 0; code < 256; ++code) {
-      table[static_cast<std::size_t>(k)][static_cast<std::size_t>(code)] =
-          RescaleCode(static_cast<std::uint8_t>(code), k);
-    }
-  }
-  return table;
-}
-constexpr RescaleTable kRescale = MakeRescaleTable();
-
 int ExponentField(float power_of_two) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(power_of_two);
   OCTAVO_CHECK((bits & 0x807FFFFFu) == 0 && bits != 0,
                "transpose_scaled needs power-of-two dequant_scales, found bits %08x", bits);
   return static_cast<int>(bits >> 23);
-}
-
-// Writes q · 2^-k to out; returns how many nonzero codes became zero.
-std::uint64_t RescaleRow(const std::uint8_t* q, int k, std::int64_t n, std::uint8_t* out) {
-  if (k == 0) {
-    std::memcpy(out, q, static_cast<std::size_t>(n));
-    return 0;
-  }
-  const auto& table = kRescale[static_cast<std::size_t>(std::min(k, kLastShift))];
-  std::uint64_t flushed = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    out[i] = table[q[i]];
-    flushed += (q[i] & 0x7F) != 0 && (out[i] & 0x7F) == 0 ? 1u : 0u;
-  }
-  return flushed;
 }
 
 }  // namespace

@@ -321,6 +321,24 @@ TEST_P(VectorLoops, TameEncodeEqualsTheScalarDefinition) {
   }
 }
 
+TEST_P(VectorLoops, RescaleEqualsTheScalarDefinition) {
+  std::vector<std::uint8_t> codes(256 + 5);
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    codes[i] = static_cast<std::uint8_t>(i);
+  }
+  std::vector<std::uint8_t> out(codes.size());
+  for (int k = 0; k <= 250; ++k) {
+    std::uint64_t flushed = 0;
+    const std::uint64_t counted =
+        cpu::RescaleRow(codes.data(), k, static_cast<std::int64_t>(codes.size()), out.data());
+    for (std::size_t i = 0; i < codes.size(); ++i) {
+      ASSERT_EQ(out[i], RescaleCode(codes[i], k)) << "code " << i << " k " << k;
+      flushed += (codes[i] & 0x7F) != 0 && (out[i] & 0x7F) == 0 ? 1u : 0u;
+    }
+    EXPECT_EQ(counted, flushed);
+  }
+}
+
 TEST_P(VectorLoops, DecodeEqualsTheScalarDefinition) {
   std::vector<std::uint8_t> codes(256 + 7);
   for (std::size_t i = 0; i < codes.size(); ++i) {
