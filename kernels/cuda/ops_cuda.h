@@ -17,8 +17,8 @@ void AddPartialSums(OpsContext* context, const double* partial, std::int64_t cou
 std::int64_t RouteIndexWorkspaceBytes(std::int64_t tokens, std::int32_t experts);
 std::int64_t RmsNormBackwardWorkspaceBytes(std::int64_t cols);
 std::int64_t EmbeddingBackwardWorkspaceBytes(std::int64_t tokens, std::int64_t vocab);
-std::int64_t AttentionForwardWorkspaceBytes(const WorkspaceQuery& query);
-std::int64_t AttentionBackwardWorkspaceBytes(const WorkspaceQuery& query);
+void AttentionWorkspaceBytes(OpsContext* context, const WorkspaceQuery& query,
+                             std::int64_t* forward, std::int64_t* backward);
 std::int32_t CudnnVersion();  // 0: built without or not loadable
 
 }  // namespace octavo::cuda
