@@ -171,6 +171,7 @@ void CheckIdentity(const v1::JobSpec& spec, SpecFindings& findings) {
   CheckPath("data.path", spec.data().path(), findings);
   CheckPath("data.validation_path", spec.data().validation_path(), findings);
   CheckPath("checkpoint.path", spec.checkpoint().path(), findings);
+  CheckPath("checkpoint.start_from", spec.checkpoint().start_from(), findings);
   if (Sound(findings, {"data.path", "checkpoint.path"}) && !spec.data().path().empty() &&
       spec.data().path() == spec.checkpoint().path()) {
     findings.Add("checkpoint.path", Quoted(spec.checkpoint().path()),

@@ -67,7 +67,7 @@ const BadSpec kBadSpecs[] =
         {"MissingRequiredNumber", "  layers: 6\n", "", "", "",
          R"(job.yaml:3:1: model.layers: missing; it is required (decoder layers); valid: an integer, 1 to 1024)"},
         {"MissingRequiredMap", "data:\n  path: /data/text\n", "", "", "",
-         R"(job.yaml:1:1: data: missing; it is required (datasets); valid: a map with the keys path, validation_path, validation_fraction)"},
+         R"(job.yaml:1:1: data: missing; it is required (datasets); valid: a map with the keys path, validation_path, validation_fraction, documents)"},
         {"BadName", "name: demo", "name: Demo_1", "", "",
          R"(job.yaml:1:7: name: found "Demo_1"; valid: 1 to 63 lower-case letters, digits and '-', not beginning or ending in '-')"},
         {"EmptyName", "name: demo", "name: \"\"", "", "",
