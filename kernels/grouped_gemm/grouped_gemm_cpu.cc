@@ -49,8 +49,10 @@ void GroupedGemm(OpsContext* ops_context, const GroupedGemmArgs& args) {
                                .ldc = args.n,
                                .accumulate = false});
     const std::int64_t end = std::min(begin + RoundUp(rows, kRowAlign), groups.padded_rows);
-    std::memset(c + (begin + rows) * row_bytes, 0,
-                static_cast<std::size_t>((end - begin - rows) * row_bytes));
+    if (end > begin + rows) {
+      std::memset(c + (begin + rows) * row_bytes, 0,
+                  static_cast<std::size_t>((end - begin - rows) * row_bytes));
+    }
   }
 }
 

@@ -53,7 +53,9 @@ double Bound(DType c_dtype) { return c_dtype == DType::kF32 ? 1e-6 : 2.5e-3; }
 class HighPrecision : public testing::TestWithParam<std::tuple<DType, DType, bool, bool, DType>> {};
 
 TEST_P(HighPrecision, EqualsFp64) {
-  const auto [a_dtype, b_dtype, a_k, b_k, c_dtype] = GetParam();
+  const auto [a_dtype, b_dtype, a_k_contiguous, b_k_contiguous, c_dtype] = GetParam();
+  const bool a_k = a_k_contiguous;  // clang 14 captures no structured bindings
+  const bool b_k = b_k_contiguous;
   Random random(31);
   CpuBackend cpu;
   for (const Shape& s : {Shape{1, 1, 1}, Shape{33, 17, 65}, Shape{70, 130, 200}, Shape{5, 3, 0}}) {

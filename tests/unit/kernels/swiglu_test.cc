@@ -155,7 +155,9 @@ void ExpectSameStats(const std::vector<StatSlot>& got, const std::vector<StatSlo
 }
 
 TEST_P(SwigluQuantised, EqualsQuantisingTheFp32Result) {
-  const auto [tiling, pow2, outputs] = GetParam();
+  const Tiling tiling = std::get<0>(GetParam());  // clang 14 captures no structured bindings
+  const bool pow2 = std::get<1>(GetParam());
+  const int outputs = std::get<2>(GetParam());
   Random random(63);
   CpuBackend cpu;
   const std::int64_t f = 256;
