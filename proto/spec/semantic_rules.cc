@@ -246,7 +246,7 @@ void CheckParallel(const v1::JobSpec& spec, SpecFindings& findings) {
                           "; valid: ", StrJoin(valid, ", ")));
     }
   }
-  if (!spec.has_train() ||
+  if (!spec.has_train() || parallel.ranks() < 1 ||
       !Sound(findings, {"parallel.ranks", "train.global_batch", "train.microbatch"})) {
     return;
   }
