@@ -1,0 +1,250 @@
+#include "worker/rank/checkpointer.h"
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "base/str.h"
+#include "worker/checkpoint/reader.h"
+#include "worker/rank/failure.h"
+#include "worker/rank/state_io.h"
+
+namespace octavo {
+namespace {
+
+using Steady = std::chrono::steady_clock;
+
+double SecondsSince(Steady::time_point begin) {
+  return std::chrono::duration<double>(Steady::now() - begin).count();
+}
+
+// What a rank tells the others about its shard.
+struct ShardRecord {
+  std::int64_t bytes;
+  std::uint32_t crc32c;
+  std::int32_t ok;
+};
+
+// Marked, so that a broken disk is never taken for a broken collective.
+absl::Status DiskError(const absl::Status& status) {
+  return WithFailure(status, FailureClass::kCheckpointUnusable);
+}
+
+}  // namespace
+
+Checkpointer::Checkpointer(const Options& options)
+    : options_(options),
+      enabled_(!options.config.checkpoint.root.empty()),
+      layout_{.world_size = options.config.run.world_size,
+              .expert_parallel = options.config.run.expert_parallel,
+              .rank = options.config.run.rank},
+      store_(options.fs, options.config.checkpoint.root, options.config.job_uid,
+             options.config.attempt),
+      writer_(options.fs) {}
+
+absl::StatusOr<StartPoint> Checkpointer::Begin(Transformer& model,
+                                               const std::function<bool()>& interrupted) {
+  StartPoint start;
+  start.state.seed = options_.config.run.seed;
+  if (!enabled_) {
+    model.InitializeParameters();
+    return start;
+  }
+  const bool leader = options_.world.rank() == 0;
+  std::vector<CheckpointInfo> candidates;
+  absl::Status scanned;
+  if (leader) {
+    absl::StatusOr<std::vector<CheckpointInfo>> found = store_.Candidates();
+    scanned = found.status();
+    candidates = found.ok() ? *std::move(found) : std::vector<CheckpointInfo>{};
+  }
+  RETURN_IF_ERROR(Annotate(options_.world.Agree(DiskError(scanned)), "looking for checkpoints"));
+
+  // Rank 0 names one candidate after the other; all try it together.
+  std::size_t next = 0;
+  int damaged = 0;
+  while (true) {
+    std::string path;
+    while (leader && next < candidates.size() && path.empty()) {
+      const CheckpointInfo& info = candidates[next++];
+      if (info.usable) {
+        path = info.path;
+      } else {
+        StrAppend(&start.note, start.note.empty() ? "" : "; ", info.path, ": ", info.problem);
+        damaged += info.fenced ? 0 : 1;
+      }
+    }
+    RETURN_IF_ERROR(options_.world.Broadcast(&path, 0));
+    if (path.empty()) {
+      break;
+    }
+    const absl::Status loaded =
+        options_.world.Agree(DiskError(LoadCandidate(path, model, interrupted, &start.state)));
+    if (loaded.ok()) {
+      start.path = path;
+      break;
+    }
+    if (loaded.code() == absl::StatusCode::kCancelled) {
+      start.interrupted = true;
+      return start;
+    }
+    if (loaded.code() != absl::StatusCode::kDataLoss &&
+        loaded.code() != absl::StatusCode::kNotFound) {
+      return Annotate(loaded, StrCat("loading ", path));
+    }
+    LogWarning("checkpoint_passed_over", {{"path", path}, {"problem", loaded}});
+    StrAppend(&start.note, start.note.empty() ? "" : "; ", path, ": ", Message(loaded));
+    ++damaged;
+  }
+  if (start.path.empty()) {
+    start.state = TrainState{.seed = options_.config.run.seed};
+    const absl::Status unusable =
+        damaged == 0 ? absl::OkStatus()
+                     : DataLossError(StrCat("no usable checkpoint in ", store_.root(), ": ",
+                                            start.note,
+                                            ". Repair or remove them to start from fresh weights"));
+    RETURN_IF_ERROR(options_.world.Agree(DiskError(leader ? unusable : absl::OkStatus())));
+    model.InitializeParameters();
+  }
+  saved_step_ = start.path.empty() ? -1 : start.state.step;
+  const absl::Status begun = leader ? store_.Begin(start.state.step) : absl::OkStatus();
+  RETURN_IF_ERROR(
+      Annotate(options_.world.Agree(DiskError(begun)), "writing the attempt's marker"));
+  return start;
+}
+
+absl::Status Checkpointer::LoadCandidate(const std::string& path, Transformer& model,
+                                         const std::function<bool()>& interrupted,
+                                         TrainState* state) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
+                   CheckpointReader::Open(options_.fs, path));
+  const Manifest& manifest = reader->manifest();
+  RETURN_IF_ERROR(CompareModels(manifest.model, options_.config.model));
+  const auto shards = static_cast<std::int32_t>(manifest.shards.size());
+  for (std::int32_t i = layout_.rank; i < shards; i += layout_.world_size) {
+    if (interrupted()) {
+      return CancelledError("verifying was interrupted by a wish to stop");
+    }
+    RETURN_IF_ERROR(reader->VerifyShard(i));
+  }
+  RETURN_IF_ERROR(LoadState(*reader, model, options_.backend, layout_, interrupted));
+  *state = manifest.state;
+  if (!state->blas_core.empty() && state->blas_core != options_.blas_core) {
+    LogWarning("blas_core_changed", {{"saved_with", state->blas_core},
+                                     {"now", options_.blas_core},
+                                     {"effect", "the resumed run is not bit-identical"}});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpointer::Poll(bool any_busy) {
+  if (!writer_.active() || any_busy) {
+    return absl::OkStatus();
+  }
+  return PublishWritten();
+}
+
+absl::Status Checkpointer::Finish() {
+  return writer_.active() ? PublishWritten() : absl::OkStatus();
+}
+
+absl::Status Checkpointer::Save(Transformer& model, const TrainState& state, bool wait) {
+  if (!enabled_) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(Finish());  // of an earlier save that is still in flight
+  if (saved_step_ != state.step) {
+    const auto begin = Steady::now();
+    pending_ = Manifest{.job_uid = options_.config.job_uid,
+                        .job_name = options_.config.job_name,
+                        .attempt = options_.config.attempt,
+                        .world_size = layout_.world_size,
+                        .expert_parallel = layout_.expert_parallel,
+                        .moment_dtype = model.parameters().moment_dtype(),
+                        .created_unix_micros = RealClock::Get().UnixMicros(),
+                        .model = options_.config.model,
+                        .state = state};
+    pending_.state.blas_core = options_.blas_core;
+    writer_.Start({.folder = store_.PartialPath(state.step),
+                   .rank = layout_.rank,
+                   .tensors = CopyOwnedState(model, options_.backend, layout_),
+                   .metadata = {{"job_uid", options_.config.job_uid},
+                                {"step", StrCat(state.step)}}});
+    stall_seconds_ += SecondsSince(begin);
+  }
+  if (!wait) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(Finish());
+  if (saved_step_ != state.step) {
+    return Annotate(last_save_, StrCat("saving step ", state.step));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpointer::PublishWritten() {
+  const auto begin = Steady::now();
+  absl::StatusOr<ShardFile> shard = writer_.Finish();
+  ShardRecord record{.ok = shard.ok() ? 1 : 0};
+  if (shard.ok()) {
+    record.bytes = shard->bytes;
+    record.crc32c = shard->crc32c;
+  }
+  ASSIGN_OR_RETURN(
+      const std::string gathered,
+      options_.world.AllGather({reinterpret_cast<const char*>(&record), sizeof(record)}));
+  absl::Status saved = options_.world.Agree(DiskError(shard.status()));
+  if (saved.ok()) {
+    for (std::int32_t r = 0; r < layout_.world_size; ++r) {
+      ShardRecord of_rank;
+      std::memcpy(&of_rank, gathered.data() + static_cast<std::size_t>(r) * sizeof(record),
+                  sizeof(record));
+      pending_.shards.push_back(
+          {.file = ShardFileName(r), .bytes = of_rank.bytes, .crc32c = of_rank.crc32c});
+    }
+    saved = options_.world.Agree(
+        DiskError(layout_.rank == 0 ? store_.Publish(pending_) : absl::OkStatus()));
+  }
+  if (MarkOf(saved) == FailureClass::kCollectiveTimeout) {
+    return saved;
+  }
+  if (saved.ok()) {
+    saved_step_ = pending_.state.step;
+  }
+  last_save_ = saved;
+  stall_seconds_ += SecondsSince(begin);
+
+  if (layout_.rank == 0) {
+    iv1::RankToWorker message;
+    auto& done = *message.mutable_checkpoint();
+    done.set_step(pending_.state.step);
+    done.set_path(store_.FinalPath(pending_.state.step));
+    done.set_bytes(pending_.total_bytes());
+    done.set_seconds(writer_.write_seconds());
+    done.set_ok(saved.ok());
+    done.set_error(saved.ok() ? "" : Message(saved));
+    options_.host.Deliver(std::move(message));
+    if (saved.ok()) {
+      LogInfo("checkpoint_saved", {{"step", pending_.state.step},
+                                   {"path", store_.FinalPath(pending_.state.step)},
+                                   {"bytes", pending_.total_bytes()},
+                                   {"write_seconds", writer_.write_seconds()}});
+      const absl::Status retained = store_.Retain(options_.config.checkpoint.keep);
+      if (!retained.ok()) {
+        LogWarning("checkpoint_retention_failed", {{"error", retained}});
+      }
+    } else {
+      LogError("checkpoint_failed", {{"step", pending_.state.step}, {"error", saved}});
+    }
+  }
+  // Another attempt owns the job now: nothing this one does counts any more.
+  return saved.code() == absl::StatusCode::kAborted ? saved : absl::OkStatus();
+}
+
+double Checkpointer::TakeStallSeconds() { return std::exchange(stall_seconds_, 0.0); }
+
+}  // namespace octavo

@@ -1,0 +1,127 @@
+#include "worker/rank/host_collectives.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/check.h"
+#include "base/status.h"
+#include "base/str.h"
+#include "worker/comm/comm_status.h"
+#include "worker/rank/failure.h"
+
+namespace octavo {
+namespace {
+
+absl::Status Marked(const CommResult& result) {
+  return WithFailure(ToStatus(result), FailureClass::kCollectiveTimeout);
+}
+
+}  // namespace
+
+HostCollectives::HostCollectives(const Backend& backend, Communicator* comm, Arena& device)
+    : backend_(backend), comm_(comm) {
+  if (comm->device_pointers()) {
+    device_send_ = device.TakeBytes(kMaxBytes);
+    device_receive_ = device.TakeBytes(kMaxBytes);
+    OCTAVO_CHECK(device_send_ != nullptr && device_receive_ != nullptr);
+  }
+}
+
+absl::Status HostCollectives::AllReduce(std::span<double> values, ReduceOp op) {
+  const auto count = static_cast<std::int64_t>(values.size());
+  if (device_send_ == nullptr) {
+    return Marked(comm_->AllReduce(values.data(), count, DType::kF64, op));
+  }
+  OCTAVO_CHECK_LE(count * 8, kMaxBytes);
+  const Ops& ops = *backend_.ops;
+  ops.copy(backend_.context,
+           {.dst = device_send_, .src = values.data(), .bytes = count * 8, .kind = CopyKind::kToDevice});
+  RETURN_IF_ERROR(Marked(comm_->AllReduce(device_send_, count, DType::kF64, op)));
+  ops.copy(backend_.context,
+           {.dst = values.data(), .src = device_send_, .bytes = count * 8, .kind = CopyKind::kToHost});
+  ops.synchronize(backend_.context);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> HostCollectives::AllGather(std::string_view mine) {
+  const std::size_t bytes = mine.size();
+  std::string all(bytes * static_cast<std::size_t>(size()), '\0');
+  if (device_send_ == nullptr) {
+    RETURN_IF_ERROR(
+        Marked(comm_->AllGather(mine.data(), all.data(), static_cast<std::int64_t>(bytes))));
+    return all;
+  }
+  // In parts that fit the receive buffer; part p of rank r lands at r·bytes + begin.
+  const std::size_t part_max = static_cast<std::size_t>(kMaxBytes) / static_cast<std::size_t>(size());
+  OCTAVO_CHECK(part_max > 0);
+  const Ops& ops = *backend_.ops;
+  std::string received;
+  for (std::size_t begin = 0; begin < bytes; begin += part_max) {
+    const std::size_t part = std::min(part_max, bytes - begin);
+    const auto n = static_cast<std::int64_t>(part);
+    received.resize(part * static_cast<std::size_t>(size()));
+    ops.copy(backend_.context, {.dst = device_send_, .src = mine.data() + begin, .bytes = n,
+                                .kind = CopyKind::kToDevice});
+    RETURN_IF_ERROR(Marked(comm_->AllGather(device_send_, device_receive_, n)));
+    ops.copy(backend_.context, {.dst = received.data(), .src = device_receive_, .bytes = n * size(),
+                                .kind = CopyKind::kToHost});
+    ops.synchronize(backend_.context);
+    for (std::size_t r = 0; r < static_cast<std::size_t>(size()); ++r) {
+      std::memcpy(&all[r * bytes + begin], &received[r * part], part);
+    }
+  }
+  return all;
+}
+
+absl::Status HostCollectives::Broadcast(std::string* text, int root) {
+  std::vector<double> length = {static_cast<double>(rank() == root ? text->size() : 0)};
+  RETURN_IF_ERROR(AllReduce(length, ReduceOp::kMax));
+  text->resize(static_cast<std::size_t>(length[0]));
+  for (std::size_t begin = 0; begin < text->size(); begin += static_cast<std::size_t>(kMaxBytes)) {
+    const auto n = static_cast<std::int64_t>(
+        std::min(text->size() - begin, static_cast<std::size_t>(kMaxBytes)));
+    if (device_send_ == nullptr) {
+      RETURN_IF_ERROR(Marked(comm_->Broadcast(text->data() + begin, n, root)));
+      continue;
+    }
+    const Ops& ops = *backend_.ops;
+    ops.copy(backend_.context, {.dst = device_send_, .src = text->data() + begin, .bytes = n,
+                                .kind = CopyKind::kToDevice});
+    RETURN_IF_ERROR(Marked(comm_->Broadcast(device_send_, n, root)));
+    ops.copy(backend_.context, {.dst = text->data() + begin, .src = device_send_, .bytes = n,
+                                .kind = CopyKind::kToHost});
+    ops.synchronize(backend_.context);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostCollectives::Agree(const absl::Status& mine) {
+  // The first failing rank, then its code and text.
+  std::vector<double> first = {-static_cast<double>(mine.ok() ? size() : rank())};
+  RETURN_IF_ERROR(AllReduce(first, ReduceOp::kMax));
+  const int failed = static_cast<int>(-first[0]);
+  if (failed == size()) {
+    return absl::OkStatus();
+  }
+  const bool speaker = rank() == failed;
+  std::vector<double> codes = {speaker ? static_cast<double>(mine.code()) : 0.0,
+                               speaker ? static_cast<double>(MarkOf(mine)) : 0.0};
+  RETURN_IF_ERROR(AllReduce(codes, ReduceOp::kMax));
+  std::string text = speaker ? Message(mine) : "";
+  RETURN_IF_ERROR(Broadcast(&text, failed));
+  if (size() > 1) {
+    text = StrCat("rank ", failed, ": ", text);
+  }
+  const absl::Status all = MakeStatus(static_cast<absl::StatusCode>(codes[0]), text);
+  const auto mark = static_cast<FailureClass>(codes[1]);
+  return mark == FailureClass::kNone ? all : WithFailure(all, mark);
+}
+
+absl::StatusOr<bool> HostCollectives::Any(bool mine) {
+  std::vector<double> value = {mine ? 1.0 : 0.0};
+  RETURN_IF_ERROR(AllReduce(value, ReduceOp::kMax));
+  return value[0] > 0;
+}
+
+}  // namespace octavo

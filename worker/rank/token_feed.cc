@@ -1,0 +1,40 @@
+#include "worker/rank/token_feed.h"
+
+#include <utility>
+
+#include "base/status.h"
+#include "base/str.h"
+
+namespace octavo {
+
+absl::StatusOr<TokenFeed> TokenFeed::Create(const Backend& backend, Loader loader,
+                                            std::int32_t microbatches, std::int64_t tokens,
+                                            Arena& device, Arena& pinned) {
+  TokenFeed feed(backend, std::move(loader));
+  feed.microbatches_ = microbatches;
+  feed.tokens_ = tokens;
+  const std::int64_t count = std::int64_t{microbatches} * 2 * tokens;
+  feed.device_ = device.Take<std::int32_t>(count);
+  feed.pinned_ = pinned.Take<std::int32_t>(count);
+  if (feed.device_ == nullptr || feed.pinned_ == nullptr) {
+    return ResourceExhaustedError(StrCat("no memory for ", count * 4, " bytes of tokens"));
+  }
+  return feed;
+}
+
+absl::Status TokenFeed::LoadStep(std::int64_t step) {
+  // The device may still be copying the previous step out of the pinned buffer.
+  backend_.ops->synchronize(backend_.context);
+  const auto n = static_cast<std::size_t>(tokens_);
+  for (std::int32_t m = 0; m < microbatches_; ++m) {
+    std::int32_t* at = pinned_ + m * 2 * tokens_;
+    RETURN_IF_ERROR(loader_.Load(step, m, {at, n}, {at + tokens_, n}));
+  }
+  backend_.ops->copy(backend_.context, {.dst = device_,
+                                        .src = pinned_,
+                                        .bytes = std::int64_t{microbatches_} * 2 * tokens_ * 4,
+                                        .kind = CopyKind::kToDevice});
+  return absl::OkStatus();
+}
+
+}  // namespace octavo

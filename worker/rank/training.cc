@@ -1,0 +1,98 @@
+#include "worker/rank/training.h"
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/log.h"
+#include "base/status.h"
+#include "base/str.h"
+#include "proto/convert/precision.h"
+#include "worker/rank/failure.h"
+#include "worker/rank/trainer.h"
+
+namespace octavo {
+namespace {
+
+// Everybody begins with rank 0's plan; a rank that was given a newer one offers it afterwards.
+absl::StatusOr<PrecisionPlan> AgreeOnPlan(const TrainingSetup& setup, HostCollectives& world) {
+  std::string wire = PlanToWire(setup.plan).SerializeAsString();
+  RETURN_IF_ERROR(world.Broadcast(&wire, 0));
+  v1::PrecisionPlan plan;
+  if (!plan.ParseFromString(wire)) {
+    return InternalError("rank 0 sent a plan that cannot be read");
+  }
+  return PlanFromWire(plan);
+}
+
+// Steps until the end, a wish to leave, or an error. `outcome` is filled in as far as it got.
+absl::Status Loop(Trainer& trainer, TrainingOutcome* outcome) {
+  while (!trainer.finished()) {
+    ASSIGN_OR_RETURN(const StepResult step, trainer.Step());
+    const ControlVector& all = step.control;
+    outcome->step = trainer.state().step;
+    outcome->last_loss = trainer.state().losses.back();
+    const bool leave = all.leaving() && !trainer.finished();
+    if (step.fatal.ok() && !leave) {
+      if (trainer.validation_due()) {
+        RETURN_IF_ERROR(trainer.Validate().status());
+        outcome->validation_loss = trainer.validation_loss();
+      }
+      if (trainer.finished() || trainer.save_due()) {
+        RETURN_IF_ERROR(trainer.Save(/*wait=*/trainer.finished()));
+      }
+    }
+    trainer.SendStepReport();
+    trainer.SnapshotIfDue(/*force=*/false);
+    RETURN_IF_ERROR(step.fatal);
+    if (leave) {
+      if (!all.stop_without_checkpoint) {
+        RETURN_IF_ERROR(trainer.Save(/*wait=*/true));
+      }
+      outcome->suspended = all.suspend && !all.stop && !all.stop_without_checkpoint;
+      outcome->stopped = !outcome->suspended;
+      return absl::OkStatus();
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Run(const TrainingSetup& given, TrainingOutcome* outcome) {
+  TrainingSetup setup = given;
+  Arena device(setup.backend, "start");
+  HostCollectives world(setup.backend, setup.comms.world, device);
+  ASSIGN_OR_RETURN(setup.plan, AgreeOnPlan(given, world));
+  absl::StatusOr<std::unique_ptr<Trainer>> created = Trainer::Create(setup);
+  // Together: a rank whose dataset is missing ends the gang with its reason, not with a time limit.
+  RETURN_IF_ERROR(world.Agree(WithFailure(created.status(), FailureOf(created.status()))));
+  const std::unique_ptr<Trainer> trainer = *std::move(created);
+  trainer->OfferPlan(given.plan);
+  outcome->validation_loss = trainer->validation_loss();
+  ASSIGN_OR_RETURN(const bool interrupted, trainer->Start());
+  outcome->step = trainer->state().step;
+  if (interrupted) {
+    // Nothing was trained yet: what is on disk is what a checkpoint would hold.
+    const RankWishes wishes = setup.host->wishes();
+    outcome->suspended = wishes.suspend && !wishes.stop && !wishes.stop_without_checkpoint;
+    outcome->stopped = !outcome->suspended;
+    return absl::OkStatus();
+  }
+  return Loop(*trainer, outcome);
+}
+
+}  // namespace
+
+TrainingOutcome RunTraining(const TrainingSetup& setup) {
+  TrainingOutcome outcome;
+  const absl::Status status = Run(setup, &outcome);
+  outcome.failure = FailureOf(status);
+  outcome.message = status.ok() ? "" : Message(status);
+  if (!status.ok()) {
+    LogError("training_failed", {{"failure", Name(outcome.failure)},
+                                 {"step", outcome.step},
+                                 {"error", outcome.message}});
+  }
+  return outcome;
+}
+
+}  // namespace octavo
