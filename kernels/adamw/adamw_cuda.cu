@@ -41,10 +41,9 @@ __device__ __forceinline__ void Update(const Coefficients& c, float grad, float&
 }
 
 template <class M, class C>
-__global__ void __launch_bounds__(256) adamw_kernel(Coefficients c, std::int64_t n, float* master,
-                                                    const float* grad, M* m, M* v, C* copy,
-                                                    const float* grad_factor,
-                                                    const std::int32_t* skip, bool vector) {
+__global__ void __launch_bounds__(256)
+    adamw_kernel(Coefficients c, std::int64_t n, float* master, const float* grad, M* m, M* v,
+                 C* copy, const float* grad_factor, const std::int32_t* skip, bool vector) {
   if (skip != nullptr && skip[0] != 0) {
     return;
   }
@@ -83,11 +82,11 @@ __global__ void __launch_bounds__(256) adamw_kernel(Coefficients c, std::int64_t
 template <class M, class C>
 void Launch(cudaStream_t stream, const Coefficients& c, const AdamWArgs& a) {
   const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
-  const bool vector = aligned(a.master) && aligned(a.grad) && aligned(a.m) && aligned(a.v) &&
-                      aligned(a.copy);
+  const bool vector =
+      aligned(a.master) && aligned(a.grad) && aligned(a.m) && aligned(a.v) && aligned(a.copy);
   adamw_kernel<<<Blocks(a.n, 1024), 256, 0, stream>>>(
-      c, a.n, a.master, a.grad, static_cast<M*>(a.m), static_cast<M*>(a.v),
-      static_cast<C*>(a.copy), a.grad_factor, a.skip, vector);
+      c, a.n, a.master, a.grad, static_cast<M*>(a.m), static_cast<M*>(a.v), static_cast<C*>(a.copy),
+      a.grad_factor, a.skip, vector);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Causal grouped-query attention: cuDNN's fused kernels (composite graphs that its engines recognise,
-// see design/GPU.md), plans built once a shape; plain kernels for what it refuses (FP32, odd head
-// dimensions, no library).
+// Causal grouped-query attention: cuDNN's fused kernels (composite graphs that its engines
+// recognise, see design/GPU.md), plans built once a shape; plain kernels for what it refuses (FP32,
+// odd head dimensions, no library).
 //
 // The graphs are sensitive to detail: p is declared BF16 before P·V; the row sum of dO·O passes
 // through a product with 1; dV and dK of query heads are BF16 before they are added up to KV heads.
@@ -37,7 +37,8 @@ constexpr float kOne = 1.0f;
 struct AttentionPlan {
   std::unique_ptr<CudnnGraph> graph;
   bool usable = false;
-  std::int64_t q = 0, kt = 0, v = 0, o = 0, stats = 0, d_o = 0, d_q = 0, d_k = 0, d_v = 0, d_q_sum = 0;
+  std::int64_t q = 0, kt = 0, v = 0, o = 0, stats = 0, d_o = 0, d_q = 0, d_k = 0, d_v = 0,
+               d_q_sum = 0;
   std::int64_t factor = 0, lowest = 0, one = 0;
 };
 
@@ -60,7 +61,9 @@ class AttentionPlans {
   }
 
   // Null when cuDNN cannot run the shape.
-  AttentionPlan* Forward(const Shape& s) { return Find(s, &forward_, &AttentionPlans::BuildForward); }
+  AttentionPlan* Forward(const Shape& s) {
+    return Find(s, &forward_, &AttentionPlans::BuildForward);
+  }
   AttentionPlan* Backward(const Shape& s) {
     return Find(s, &backward_, &AttentionPlans::BuildBackward);
   }
@@ -68,7 +71,8 @@ class AttentionPlans {
 
  private:
   using Map = std::map<Shape, AttentionPlan>;
-  AttentionPlan* Find(const Shape& s, Map* map, AttentionPlan (AttentionPlans::*build)(const Shape&)) {
+  AttentionPlan* Find(const Shape& s, Map* map,
+                      AttentionPlan (AttentionPlans::*build)(const Shape&)) {
     if (handle_ == nullptr || s.dim % 8 != 0) {
       return nullptr;
     }
@@ -82,7 +86,8 @@ class AttentionPlans {
   // scores = factor·Q·Kᵀ, and the causal mask over `x`.
   static CudnnGraph::Node Masked(CudnnGraph* g, const Dims& square, CudnnGraph::Node x,
                                  CudnnGraph::Node lowest) {
-    const auto row = g->Virtual(square, CUDNN_DATA_INT32), col = g->Virtual(square, CUDNN_DATA_INT32);
+    const auto row = g->Virtual(square, CUDNN_DATA_INT32),
+               col = g->Virtual(square, CUDNN_DATA_INT32);
     const auto keep = g->Virtual(square, CUDNN_DATA_BOOLEAN), y = g->Virtual(square);
     g->Pointwise(CUDNN_POINTWISE_GEN_INDEX, x, nullptr, nullptr, row, CUDNN_DATA_FLOAT, 2);
     g->Pointwise(CUDNN_POINTWISE_GEN_INDEX, x, nullptr, nullptr, col, CUDNN_DATA_FLOAT, 3);
@@ -142,8 +147,7 @@ class AttentionPlans {
     const auto d_q = g.Real(full, {n * row, d, row, 1}, kBf16, &p.d_q);
     const auto d_k = g.Real(kv, {n * row, d, row, 1}, kBf16, &p.d_k);
     const auto d_v = g.Real(kv, {n * row, d, row, 1}, kBf16, &p.d_v);
-    const auto d_q_sum =
-        g.Real(full, {hq * n * d, n * d, d, 1}, CUDNN_DATA_FLOAT, &p.d_q_sum);
+    const auto d_q_sum = g.Real(full, {hq * n * d, n * d, d, 1}, CUDNN_DATA_FLOAT, &p.d_q_sum);
     const auto factor = g.Scalar(&p.factor), lowest = g.Scalar(&p.lowest), one = g.Scalar(&p.one);
 
     const auto product = g.Virtual(full), row_sum = g.Virtual(column), delta = g.Virtual(column);
@@ -169,7 +173,8 @@ class AttentionPlans {
       g.MatMul(prob_t, d_o, d_v);
     }
 
-    const auto d_prob = g.Virtual(square), centred = g.Virtual(square), weighted = g.Virtual(square);
+    const auto d_prob = g.Virtual(square), centred = g.Virtual(square),
+               weighted = g.Virtual(square);
     const auto d_s = g.Virtual(square), d_s_t = g.Virtual(square, swapped, kBf16);
     g.MatMul(d_o, vt, d_prob);
     g.Pointwise(CUDNN_POINTWISE_SUB, d_prob, delta, nullptr, centred);
@@ -320,8 +325,8 @@ __global__ void __launch_bounds__(128) plain_column_kernel(PlainParams<T> p) {
     for (std::int64_t q = j + threadIdx.x; q < p.sequence; q += 128) {
       const T* query = p.qkv + (first + q) * p.row + h * p.dim;
       const std::int64_t out_at = (first + q) * p.heads * p.dim + h * p.dim;
-      const float weight = expf(Dot(query, key, p.dim) * p.factor -
-                                p.lse_in[(b * p.heads + h) * p.sequence + q]);
+      const float weight =
+          expf(Dot(query, key, p.dim) * p.factor - p.lse_in[(b * p.heads + h) * p.sequence + q]);
       const float delta = Dot(p.d_out + out_at, p.out_in + out_at, p.dim);
       prob[q] = weight;
       d_score[q] = weight * (Dot(p.d_out + out_at, value, p.dim) - delta) * p.factor;

@@ -1,8 +1,9 @@
 // cuDNN's backend API in the few words that attention needs: tensors, operations, one plan.
 //
-// cuDNN is opened at run time (libcudnn.so.9): the plug-in loads on machines without it, and then the
-// plain kernels of attention_cuda.cu run. A graph is written as a list of operations over tensors;
-// Build finalises the first engine configuration that the heuristics offer and the library accepts.
+// cuDNN is opened at run time (libcudnn.so.9): the plug-in loads on machines without it, and then
+// the plain kernels of attention_cuda.cu run. A graph is written as a list of operations over
+// tensors; Build finalises the first engine configuration that the heuristics offer and the library
+// accepts.
 #pragma once
 
 #include <cudnn_graph.h>
@@ -58,7 +59,8 @@ struct CudnnLibrary {
     }
     bool all = true;
     const auto load = [&](auto* pointer, const char* symbol) {
-      *pointer = reinterpret_cast<std::remove_pointer_t<decltype(pointer)>>(dlsym(l.handle, symbol));
+      *pointer =
+          reinterpret_cast<std::remove_pointer_t<decltype(pointer)>>(dlsym(l.handle, symbol));
       all = all && *pointer != nullptr;
     };
     load(&l.create, "cudnnCreate");
@@ -212,8 +214,7 @@ class CudnnGraph {
       data.push_back(pointer);
     }
     Node pack = nullptr;
-    cudnnStatus_t status =
-        lib_.create_descriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack);
+    cudnnStatus_t status = lib_.create_descriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack);
     const auto set = [&](cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                          std::int64_t count, const void* value) {
       if (status == CUDNN_STATUS_SUCCESS) {

@@ -8,9 +8,9 @@ namespace octavo::cuda {
 namespace {
 
 template <class S, class D>
-__global__ void __launch_bounds__(256) cast_kernel(const S* src, std::int64_t ld_src, D* dst,
-                                                   std::int64_t ld_dst, std::int64_t rows,
-                                                   std::int64_t cols, bool vector) {
+__global__ void __launch_bounds__(256)
+    cast_kernel(const S* src, std::int64_t ld_src, D* dst, std::int64_t ld_dst, std::int64_t rows,
+                std::int64_t cols, bool vector) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x;
   const std::int64_t per_row = vector ? cols / 8 : cols;
   const std::int64_t row = i / per_row, at = i % per_row;
@@ -40,8 +40,8 @@ void LaunchCast(cudaStream_t stream, const CastArgs& a) {
 
 // b == 0 overwrites y without reading it, so that stale memory cannot leak NaN into the result.
 template <class X, class Y>
-__global__ void __launch_bounds__(256) axpby_kernel(const X* x, float a, Y* y, float b,
-                                                    std::int64_t n) {
+__global__ void __launch_bounds__(256)
+    axpby_kernel(const X* x, float a, Y* y, float b, std::int64_t n) {
   const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x) * 8;
   const bool vector = i + 8 <= n && reinterpret_cast<std::uintptr_t>(x) % 16 == 0 &&
                       reinterpret_cast<std::uintptr_t>(y) % 16 == 0;
@@ -97,16 +97,16 @@ void Cast(OpsContext* context, const CastArgs& a) {
   cudaStream_t stream = context->stream;
   if (a.src.dtype == a.dst.dtype) {
     const std::int64_t bytes = DTypeBytes(a.src.dtype);
-    context->Record(cudaMemcpy2DAsync(a.dst.data, a.dst.stride() * bytes, a.src.data,
-                                      a.src.stride() * bytes, a.src.cols * bytes, a.src.rows,
-                                      cudaMemcpyDeviceToDevice, stream),
-                    "cast");
+    context->Record(
+        cudaMemcpy2DAsync(a.dst.data, a.dst.stride() * bytes, a.src.data, a.src.stride() * bytes,
+                          a.src.cols * bytes, a.src.rows, cudaMemcpyDeviceToDevice, stream),
+        "cast");
   } else if (a.src.dtype == DType::kF32 && a.dst.dtype == DType::kBF16) {
     LaunchCast<float, bf16>(stream, a);
   } else {
     OCTAVO_CHECK(a.src.dtype == DType::kBF16 && a.dst.dtype == DType::kF32,
-                 "casts between kF32 and kBF16 only, src %d, dst %d",
-                 static_cast<int>(a.src.dtype), static_cast<int>(a.dst.dtype));
+                 "casts between kF32 and kBF16 only, src %d, dst %d", static_cast<int>(a.src.dtype),
+                 static_cast<int>(a.dst.dtype));
     LaunchCast<bf16, float>(stream, a);
   }
   context->Launched("cast");

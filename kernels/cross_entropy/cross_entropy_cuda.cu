@@ -1,6 +1,6 @@
 // Fused cross entropy: a block a row. Up to kVectors·8·1024 logits stay in registers between the
-// maximum, the sum and the gradient, so memory sees each logit once in and once out; longer rows are
-// read again (from L2). Losses of rows go through scratch and are added in row order.
+// maximum, the sum and the gradient, so memory sees each logit once in and once out; longer rows
+// are read again (from L2). Losses of rows go through scratch and are added in row order.
 #include "base/check.h"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/device.cuh"
@@ -53,9 +53,9 @@ __device__ __forceinline__ float BlockMax(float v, float* smem) {
 
 // kVectors > 0: the row fits in registers (BF16 as 4 words a vector).
 template <class T, int kBlock, int kVectors>
-__global__ void __launch_bounds__(kBlock) cross_entropy_kernel(std::int64_t vocab, T* logits,
-                                                               const std::int32_t* target,
-                                                               float dloss, double* row_loss) {
+__global__ void __launch_bounds__(kBlock)
+    cross_entropy_kernel(std::int64_t vocab, T* logits, const std::int32_t* target, float dloss,
+                         double* row_loss) {
   __shared__ float smem[33];
   const std::int64_t r = blockIdx.x;
   T* row = logits + r * vocab;
@@ -125,8 +125,8 @@ __global__ void __launch_bounds__(kBlock) cross_entropy_kernel(std::int64_t voca
   __syncthreads();
   sum = BlockSum(sum, smem);
   if (threadIdx.x == 0) {
-    row_loss[r] = log(static_cast<double>(sum)) -
-                  (static_cast<double>(at_target) - static_cast<double>(top));
+    row_loss[r] =
+        log(static_cast<double>(sum)) - (static_cast<double>(at_target) - static_cast<double>(top));
   }
   if (dloss == 0.0f) {
     return;

@@ -1,5 +1,5 @@
-// The CUDA backend as a plug-in: octavo_plugin_v1, the context, memory, and the table filled from the
-// list of operations. Device code lives beside the CPU twins in kernels/<op>/<op>_cuda.cu.
+// The CUDA backend as a plug-in: octavo_plugin_v1, the context, memory, and the table filled from
+// the list of operations. Device code lives beside the CPU twins in kernels/<op>/<op>_cuda.cu.
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
@@ -60,9 +60,9 @@ void Copy(OpsContext* context, const CopyArgs& a) {
   const cudaMemcpyKind kind = a.kind == CopyKind::kToDevice ? cudaMemcpyHostToDevice
                               : a.kind == CopyKind::kToHost ? cudaMemcpyDeviceToHost
                                                             : cudaMemcpyDeviceToDevice;
-  context->Record(cudaMemcpyAsync(a.dst, a.src, static_cast<std::size_t>(a.bytes), kind,
-                                  context->stream),
-                  "copy");
+  context->Record(
+      cudaMemcpyAsync(a.dst, a.src, static_cast<std::size_t>(a.bytes), kind, context->stream),
+      "copy");
 }
 
 void Zero(OpsContext* context, void* data, std::int64_t bytes) {
@@ -94,8 +94,8 @@ int Supports(OpsContext* context, const SupportQuery& query, char* reason,
   if (!IsFp8(query.format)) {
     refusal = "operands are quantised to E4M3 or E5M2";
   } else if (query.tiling == Tiling::kRow32 && !query.emulate) {
-    refusal = "MX tensor cores begin with SM 100, this device is SM " + std::to_string(context->sm) +
-              "; set allow_emulation: true to emulate mxfp8";
+    refusal = "MX tensor cores begin with SM 100, this device is SM " +
+              std::to_string(context->sm) + "; set allow_emulation: true to emulate mxfp8";
   } else if (context->sm < 89) {
     refusal = "FP8 needs SM 89 or later, this device is SM " + std::to_string(context->sm);
   }
@@ -109,8 +109,8 @@ int Supports(OpsContext* context, const SupportQuery& query, char* reason,
 void FillWorkspaceSizes(OpsContext* context, const WorkspaceQuery& q, WorkspaceSizes* sizes) {
   *sizes = WorkspaceSizes{};
   sizes->route_index = RouteIndexWorkspaceBytes(q.tokens, q.experts);
-  sizes->rms_norm_backward = RmsNormBackwardWorkspaceBytes(q.hidden > q.head_dim ? q.hidden
-                                                                                 : q.head_dim);
+  sizes->rms_norm_backward =
+      RmsNormBackwardWorkspaceBytes(q.hidden > q.head_dim ? q.hidden : q.head_dim);
   sizes->embedding_backward = EmbeddingBackwardWorkspaceBytes(q.tokens, q.vocab);
   sizes->gemm = kGemmWorkspaceBytes;
   AttentionWorkspaceBytes(context, q, &sizes->attention_forward, &sizes->attention_backward);
@@ -221,9 +221,9 @@ int Create(int ordinal, Backend* backend, char* message, std::int64_t message_by
   context->Record(cudaMalloc(reinterpret_cast<void**>(&context->scratch),
                              static_cast<std::size_t>(kScratchBytes)),
                   "scratch memory");
-  context->Record(cudaMalloc(&context->own_gemm_workspace,
-                             static_cast<std::size_t>(kGemmWorkspaceBytes)),
-                  "GEMM workspace");
+  context->Record(
+      cudaMalloc(&context->own_gemm_workspace, static_cast<std::size_t>(kGemmWorkspaceBytes)),
+      "GEMM workspace");
   context->gemm_workspace = context->own_gemm_workspace;
   context->gemm_workspace_bytes = kGemmWorkspaceBytes;
   const cublasStatus_t status = cublasLtCreate(&context->lt);

@@ -51,7 +51,8 @@ struct OpsContext {
   // Keeps the first error. `what` names the operation.
   void Record(cudaError_t status, const char* what) {
     if (status != cudaSuccess && error.empty()) {
-      error = std::string(what) + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status);
+      error =
+          std::string(what) + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status);
     }
   }
   void RecordText(const std::string& text) {

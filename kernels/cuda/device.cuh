@@ -4,9 +4,9 @@
 // The unit of work is "eight consecutive elements of a row by one lane": 16 bytes of BF16 are one
 // load, 16 lanes hold one 128-wide tile, 4 lanes one MX block of 32.
 //
-// Counting costs almost nothing because it looks at extremes first: a lane keeps the largest and the
-// smallest magnitude of its elements (as ordered bits); only when the largest is not finite, or the
-// smallest could round to zero, does it look at elements one by one.
+// Counting costs almost nothing because it looks at extremes first: a lane keeps the largest and
+// the smallest magnitude of its elements (as ordered bits); only when the largest is not finite, or
+// the smallest could round to zero, does it look at elements one by one.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -12,11 +12,9 @@ namespace octavo::cuda {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(256) embedding_forward_kernel(const std::int32_t* tokens,
-                                                                std::int64_t count,
-                                                                std::int64_t hidden,
-                                                                std::int64_t vocab,
-                                                                const float* table, T* out) {
+__global__ void __launch_bounds__(256)
+    embedding_forward_kernel(const std::int32_t* tokens, std::int64_t count, std::int64_t hidden,
+                             std::int64_t vocab, const float* table, T* out) {
   const std::int64_t vectors = hidden / 8;
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x;
   const std::int64_t t = i / vectors, c = i % vectors * 8;
@@ -45,9 +43,9 @@ __global__ void count_tokens_kernel(const std::int32_t* tokens, std::int64_t cou
 }
 
 // start[v] = Σ counts before v, cursor likewise. One block of 1024 threads.
-__global__ void __launch_bounds__(1024) scan_tokens_kernel(const std::int32_t* counts,
-                                                           std::int64_t vocab, std::int32_t* start,
-                                                           std::int32_t* cursor) {
+__global__ void __launch_bounds__(1024)
+    scan_tokens_kernel(const std::int32_t* counts, std::int64_t vocab, std::int32_t* start,
+                       std::int32_t* cursor) {
   __shared__ std::int32_t warp_sum[32];
   __shared__ std::int32_t carry;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -106,9 +104,10 @@ __global__ void scatter_tokens_kernel(const std::int32_t* tokens, std::int64_t c
 
 // A block a token of the vocabulary. Positions are ranked by counting smaller ones, into `ordered`.
 template <class T>
-__global__ void __launch_bounds__(128) embedding_backward_kernel(
-    const std::int32_t* counts, const std::int32_t* start, const std::int32_t* position,
-    std::int32_t* ordered, std::int64_t hidden, const T* d_out, float* d_table) {
+__global__ void __launch_bounds__(128)
+    embedding_backward_kernel(const std::int32_t* counts, const std::int32_t* start,
+                              const std::int32_t* position, std::int32_t* ordered,
+                              std::int64_t hidden, const T* d_out, float* d_table) {
   const std::int64_t token = blockIdx.x;
   const std::int32_t n = counts[token];
   if (n == 0) {
@@ -183,15 +182,11 @@ void EmbeddingBackward(OpsContext* context, const EmbeddingBackwardArgs& a) {
                                                                   cursor, position);
   const unsigned blocks = static_cast<unsigned>(a.vocab);
   if (a.dtype == DType::kBF16) {
-    embedding_backward_kernel<<<blocks, 128, 0, stream>>>(counts, start, position, ordered,
-                                                          a.hidden,
-                                                          static_cast<const bf16*>(a.d_out),
-                                                          a.d_table);
+    embedding_backward_kernel<<<blocks, 128, 0, stream>>>(
+        counts, start, position, ordered, a.hidden, static_cast<const bf16*>(a.d_out), a.d_table);
   } else {
-    embedding_backward_kernel<<<blocks, 128, 0, stream>>>(counts, start, position, ordered,
-                                                          a.hidden,
-                                                          static_cast<const float*>(a.d_out),
-                                                          a.d_table);
+    embedding_backward_kernel<<<blocks, 128, 0, stream>>>(
+        counts, start, position, ordered, a.hidden, static_cast<const float*>(a.d_out), a.d_table);
   }
   context->Launched("embedding_backward");
 }

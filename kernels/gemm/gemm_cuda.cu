@@ -178,9 +178,8 @@ void Choose(OpsContext* context, const Product& p, const LtOperand& a, const LtO
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<std::uint32_t>(key[15]));
   cublasLtMatmulHeuristicResult_t result{};
   int found = 0;
-  const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(context->lt, plan->desc, plan->a, plan->b, plan->c, plan->c,
-                                     preference, 1, &result, &found);
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      context->lt, plan->desc, plan->a, plan->b, plan->c, plan->c, preference, 1, &result, &found);
   cublasLtMatmulPreferenceDestroy(preference);
   plan->usable = status == CUBLAS_STATUS_SUCCESS && found > 0 &&
                  result.state == CUBLAS_STATUS_SUCCESS &&
@@ -191,8 +190,9 @@ void Choose(OpsContext* context, const Product& p, const LtOperand& a, const LtO
 bool MultiplyLt(OpsContext* context, const Product& p) {
   LtOperand a, b;
   const bool fp8 = p.a.quant.present();
-  if (fp8 != p.b.quant.present() || (!fp8 && p.a.dtype != p.b.dtype) || !Resolve(p.a, p.m, p.k, &a) ||
-      !Resolve(p.b, p.n, p.k, &b) || (fp8 && a.dtype == DType::kE5M2 && b.dtype == DType::kE5M2)) {
+  if (fp8 != p.b.quant.present() || (!fp8 && p.a.dtype != p.b.dtype) ||
+      !Resolve(p.a, p.m, p.k, &a) || !Resolve(p.b, p.n, p.k, &b) ||
+      (fp8 && a.dtype == DType::kE5M2 && b.dtype == DType::kE5M2)) {
     return false;
   }
   // cuBLASLt 13.1 computes wrongly when a leading dimension passes 2^31 bytes.
@@ -233,10 +233,10 @@ bool MultiplyLt(OpsContext* context, const Product& p) {
     Set(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(a.scale));
   }
   const float one = 1.0f, beta = p.accumulate ? 1.0f : 0.0f;
-  const cublasStatus_t status = cublasLtMatmul(
-      context->lt, plan->desc, &one, b.pointer, plan->a, a.pointer, plan->b, &beta, p.c, plan->c,
-      p.c, plan->c, &plan->algo, context->gemm_workspace,
-      static_cast<std::size_t>(context->gemm_workspace_bytes), context->stream);
+  const cublasStatus_t status =
+      cublasLtMatmul(context->lt, plan->desc, &one, b.pointer, plan->a, a.pointer, plan->b, &beta,
+                     p.c, plan->c, p.c, plan->c, &plan->algo, context->gemm_workspace,
+                     static_cast<std::size_t>(context->gemm_workspace_bytes), context->stream);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) {
     plan->usable = false;
     return false;
@@ -265,8 +265,16 @@ PlainOperand MakePlain(const ProductOperand& o) {
   }
   const QTensor& q = o.quant;
   const float* scale = q.tiling == Tiling::kTensor ? q.dequant_scale + o.group : q.dequant_scale;
-  return {q.q,         q.format,           true,                q.stride(), q.tiling, scale,
-          q.scale_row_stride, q.scale_tile_stride, o.row_begin, o.k_begin};
+  return {q.q,
+          q.format,
+          true,
+          q.stride(),
+          q.tiling,
+          scale,
+          q.scale_row_stride,
+          q.scale_tile_stride,
+          o.row_begin,
+          o.k_begin};
 }
 
 __device__ __forceinline__ float Element(const PlainOperand& o, std::int64_t row, std::int64_t k) {
@@ -292,10 +300,9 @@ __device__ __forceinline__ float Element(const PlainOperand& o, std::int64_t row
 
 // 64×64 of C a block, 16 of K at a time, FP32 throughout.
 template <class C>
-__global__ void __launch_bounds__(256) plain_gemm_kernel(std::int64_t m, std::int64_t n,
-                                                         std::int64_t k, PlainOperand a,
-                                                         PlainOperand b, C* c, std::int64_t ldc,
-                                                         bool accumulate) {
+__global__ void __launch_bounds__(256)
+    plain_gemm_kernel(std::int64_t m, std::int64_t n, std::int64_t k, PlainOperand a,
+                      PlainOperand b, C* c, std::int64_t ldc, bool accumulate) {
   __shared__ float tile_a[16][65], tile_b[16][65];
   const std::int64_t tiles_n = CeilDiv(n, 64);
   const std::int64_t m0 = blockIdx.x / tiles_n * 64, n0 = blockIdx.x % tiles_n * 64;
@@ -305,10 +312,8 @@ __global__ void __launch_bounds__(256) plain_gemm_kernel(std::int64_t m, std::in
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int index = threadIdx.x + i * 256, kk = index & 15, row = index >> 4;
-      tile_a[kk][row] =
-          m0 + row < m && k0 + kk < k ? Element(a, m0 + row, k0 + kk) : 0.0f;
-      tile_b[kk][row] =
-          n0 + row < n && k0 + kk < k ? Element(b, n0 + row, k0 + kk) : 0.0f;
+      tile_a[kk][row] = m0 + row < m && k0 + kk < k ? Element(a, m0 + row, k0 + kk) : 0.0f;
+      tile_b[kk][row] = n0 + row < n && k0 + kk < k ? Element(b, n0 + row, k0 + kk) : 0.0f;
     }
     __syncthreads();
 #pragma unroll
@@ -344,11 +349,9 @@ __global__ void __launch_bounds__(256) plain_gemm_kernel(std::int64_t m, std::in
 
 // ---------------------------------------------------------------- scales
 
-__global__ void __launch_bounds__(128) pack_row_scales_kernel(const float* scale,
-                                                              std::int64_t row_stride,
-                                                              std::int64_t tile_stride,
-                                                              std::int64_t tiles, Groups groups,
-                                                              float* out) {
+__global__ void __launch_bounds__(128)
+    pack_row_scales_kernel(const float* scale, std::int64_t row_stride, std::int64_t tile_stride,
+                           std::int64_t tiles, Groups groups, float* out) {
   const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x) * 128, row = row0 + threadIdx.x;
   const RowOwner owner = FindOwner(groups, row0);
   if (owner.group < 0) {
@@ -363,10 +366,9 @@ __global__ void __launch_bounds__(128) pack_row_scales_kernel(const float* scale
 }
 
 // out[tile, row] of a dense operand.
-__global__ void __launch_bounds__(128) transpose_scales_kernel(const float* scale,
-                                                               std::int64_t row_stride,
-                                                               std::int64_t tile_stride,
-                                                               std::int64_t rows, float* out) {
+__global__ void __launch_bounds__(128)
+    transpose_scales_kernel(const float* scale, std::int64_t row_stride, std::int64_t tile_stride,
+                            std::int64_t rows, float* out) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * 128 + threadIdx.x;
   if (row < rows) {
     out[blockIdx.y * rows + row] = scale[row * row_stride + blockIdx.y * tile_stride];
@@ -417,8 +419,8 @@ void Multiply(OpsContext* context, const Product& p, const char* what) {
   if (p.k == 0) {
     if (!p.accumulate) {
       const std::int64_t bytes = DTypeBytes(p.c_dtype);
-      context->Record(
-          cudaMemset2DAsync(p.c, p.ldc * bytes, 0, p.n * bytes, p.m, context->stream), what);
+      context->Record(cudaMemset2DAsync(p.c, p.ldc * bytes, 0, p.n * bytes, p.m, context->stream),
+                      what);
     }
     return;
   }
@@ -432,9 +434,9 @@ void Multiply(OpsContext* context, const Product& p, const char* what) {
                                                            MakePlain(p.b), static_cast<bf16*>(p.c),
                                                            p.ldc, p.accumulate);
   } else {
-    plain_gemm_kernel<<<blocks, 256, 0, context->stream>>>(
-        p.m, p.n, p.k, MakePlain(p.a), MakePlain(p.b), static_cast<float*>(p.c), p.ldc,
-        p.accumulate);
+    plain_gemm_kernel<<<blocks, 256, 0, context->stream>>>(p.m, p.n, p.k, MakePlain(p.a),
+                                                           MakePlain(p.b), static_cast<float*>(p.c),
+                                                           p.ldc, p.accumulate);
   }
   context->Launched(what);
 }

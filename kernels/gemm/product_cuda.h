@@ -4,8 +4,8 @@
 // operands, scales in another layout than its own) runs on a plain FP32 kernel: the same operands,
 // the same result within rounding, slower. Neither ever changes the precision of an operand.
 //
-// cuBLASLt wants 1×128 dequant_scales as [K/128][M], M contiguous, and every per-tensor scale at its
-// own 16-byte aligned address; callers pass `ready_scale` when theirs has to be repacked first.
+// cuBLASLt wants 1×128 dequant_scales as [K/128][M], M contiguous, and every per-tensor scale at
+// its own 16-byte aligned address; callers pass `ready_scale` when theirs has to be repacked first.
 #pragma once
 
 #include <cstdint>

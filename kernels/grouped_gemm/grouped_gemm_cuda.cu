@@ -1,10 +1,11 @@
 // Grouped products, first version: one cuBLASLt product an expert, on the host's copy of the group
-// sizes. Empty groups are skipped (weight gradients write zeros). It stays as the comparison and the
-// oracle of our own grouped kernels.
+// sizes. Empty groups are skipped (weight gradients write zeros). It stays as the comparison and
+// the oracle of our own grouped kernels.
 //
-// Products run over a group's padded rows: padding of A is zeros, so padding of C comes out as zeros,
-// and every size is a multiple of 128, which cuBLASLt's block scales ask for. Its 1×128 scales cannot
-// have a stride, so those of a row-wise A are repacked group by group in one small launch.
+// Products run over a group's padded rows: padding of A is zeros, so padding of C comes out as
+// zeros, and every size is a multiple of 128, which cuBLASLt's block scales ask for. Its 1×128
+// scales cannot have a stride, so those of a row-wise A are repacked group by group in one small
+// launch.
 #include "base/check.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/ops_cuda.h"
@@ -64,7 +65,7 @@ void GroupedGemm(OpsContext* context, const GroupedGemmArgs& a) {
     p.a.row_begin = begin;
     p.b.row_begin = g * a.n;
     if (p.a.quant.present()) {
-      p.a.ready_scale = a_tensor != nullptr    ? a_tensor + 4 * g
+      p.a.ready_scale = a_tensor != nullptr   ? a_tensor + 4 * g
                         : a_packed != nullptr ? a_packed + begin * tiles
                                               : nullptr;
     } else {

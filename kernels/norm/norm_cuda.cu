@@ -102,10 +102,11 @@ __global__ void __launch_bounds__(256) rms_norm_forward_kernel(RmsNormForwardArg
 
 inline constexpr int kBackwardBlocks = 264;  // two a multiprocessor of the reference card
 
-// One block of 256 threads, rows blockIdx.x, + gridDim.x, …; kVectors vectors of 8 columns a thread.
+// One block of 256 threads, rows blockIdx.x, + gridDim.x, …; kVectors vectors of 8 columns a
+// thread.
 template <class T, int kVectors>
-__global__ void __launch_bounds__(256) rms_norm_backward_kernel(RmsNormBackwardArgs a,
-                                                                float* partial) {
+__global__ void __launch_bounds__(256)
+    rms_norm_backward_kernel(RmsNormBackwardArgs a, float* partial) {
   __shared__ float smem[33];
   float dw[kVectors][8] = {};
   for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
@@ -171,8 +172,8 @@ __global__ void __launch_bounds__(256) rms_norm_backward_kernel(RmsNormBackwardA
 }
 
 // dw[c] += Σ_b partial[b, c]: 32 columns a block, 8 threads a column over the blocks.
-__global__ void __launch_bounds__(256) add_columns_kernel(const float* partial, int blocks,
-                                                          std::int64_t cols, float* dw) {
+__global__ void __launch_bounds__(256)
+    add_columns_kernel(const float* partial, int blocks, std::int64_t cols, float* dw) {
   __shared__ float part[8][33];
   const int c = threadIdx.x & 31, w = threadIdx.x >> 5;
   const std::int64_t col = static_cast<std::int64_t>(blockIdx.x) * 32 + c;
@@ -243,12 +244,12 @@ void RmsNormForward(OpsContext* context, const RmsNormForwardArgs& a) {
 }
 
 void RmsNormBackward(OpsContext* context, const RmsNormBackwardArgs& a) {
-  OCTAVO_CHECK(a.cols % 8 == 0 && a.ld_h % 8 == 0 && a.ld_dy % 8 == 0 && a.ld_dx % 8 == 0 &&
-                   a.cols <= 8192,
-               "cols = %lld (at most 8192), ld_h = %lld, ld_dy = %lld, ld_dx = %lld must be "
-               "multiples of 8",
-               static_cast<long long>(a.cols), static_cast<long long>(a.ld_h),
-               static_cast<long long>(a.ld_dy), static_cast<long long>(a.ld_dx));
+  OCTAVO_CHECK(
+      a.cols % 8 == 0 && a.ld_h % 8 == 0 && a.ld_dy % 8 == 0 && a.ld_dx % 8 == 0 && a.cols <= 8192,
+      "cols = %lld (at most 8192), ld_h = %lld, ld_dy = %lld, ld_dx = %lld must be "
+      "multiples of 8",
+      static_cast<long long>(a.cols), static_cast<long long>(a.ld_h),
+      static_cast<long long>(a.ld_dy), static_cast<long long>(a.ld_dx));
   if (a.rows > 0) {
     a.dtype == DType::kBF16 ? LaunchBackward<bf16>(context->stream, a)
                             : LaunchBackward<float>(context->stream, a);

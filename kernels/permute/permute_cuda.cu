@@ -1,6 +1,7 @@
 // Permute and combine on the GPU.
 //
-// route_index    ranks (token, choice) pairs by (expert, token) without atomics on order: a histogram
+// route_index    ranks (token, choice) pairs by (expert, token) without atomics on order: a
+// histogram
 //                a chunk of tokens, a scan over chunks, then one thread an expert walks its chunk.
 // permute        by source row: a warp reads 2 KiB of a row once and stores it `fanout` times.
 // combine        by token: a warp gathers its `fanout` rows and adds them in FP32, in order.
@@ -17,8 +18,9 @@ namespace {
 
 inline constexpr int kChunkTokens = 128;
 
-__global__ void __launch_bounds__(256) route_histogram_kernel(const std::int32_t* topk, std::int64_t tokens,
-                                                              int experts, int k, std::int32_t* hist) {
+__global__ void __launch_bounds__(256)
+    route_histogram_kernel(const std::int32_t* topk, std::int64_t tokens, int experts, int k,
+                           std::int32_t* hist) {
   extern __shared__ std::int32_t count[];
   for (int e = threadIdx.x; e < experts; e += blockDim.x) {
     count[e] = 0;
@@ -39,9 +41,9 @@ __global__ void __launch_bounds__(256) route_histogram_kernel(const std::int32_t
 }
 
 // hist[chunk][e] becomes the rows of e in earlier chunks; counts and begins of experts. One block.
-__global__ void __launch_bounds__(1024) route_scan_kernel(std::int32_t* hist, std::int64_t chunks,
-                                                          int experts, std::int64_t align,
-                                                          std::int64_t* counts, std::int64_t* begin) {
+__global__ void __launch_bounds__(1024)
+    route_scan_kernel(std::int32_t* hist, std::int64_t chunks, int experts, std::int64_t align,
+                      std::int64_t* counts, std::int64_t* begin) {
   extern __shared__ std::int64_t padded[];  // [experts]
   // `parts` threads share an expert: each adds up its range of chunks, then offsets it.
   const int parts = max(1, 1024 / experts);
@@ -96,14 +98,14 @@ __global__ void __launch_bounds__(1024) route_scan_kernel(std::int32_t* hist, st
   }
 }
 
-__global__ void __launch_bounds__(256) route_place_kernel(const std::int32_t* topk, std::int64_t tokens,
-                                                          int experts, int k, const std::int32_t* hist,
-                                                          const std::int64_t* begin,
-                                                          std::int32_t* dest_row) {
+__global__ void __launch_bounds__(256)
+    route_place_kernel(const std::int32_t* topk, std::int64_t tokens, int experts, int k,
+                       const std::int32_t* hist, const std::int64_t* begin,
+                       std::int32_t* dest_row) {
   extern __shared__ std::int32_t chosen[];  // [kChunkTokens · k], then their destinations
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kChunkTokens * k;
-  const int n = static_cast<int>(
-      min(static_cast<std::int64_t>(kChunkTokens) * k, tokens * k - first));
+  const int n =
+      static_cast<int>(min(static_cast<std::int64_t>(kChunkTokens) * k, tokens * k - first));
   std::int32_t* place = chosen + kChunkTokens * k;
   for (int i = threadIdx.x; i < n; i += blockDim.x) {
     chosen[i] = topk[first + i];
@@ -333,10 +335,10 @@ void RouteIndex(OpsContext* context, const RouteIndexArgs& a) {
 }
 
 void Permute(OpsContext* context, const PermuteArgs& a) {
-  OCTAVO_CHECK(a.payload_bytes % 16 == 0 && a.src.payload_stride % 16 == 0 &&
-                   a.dst.payload_stride % 16 == 0,
-               "payload_bytes = %lld and strides must be multiples of 16",
-               static_cast<long long>(a.payload_bytes));
+  OCTAVO_CHECK(
+      a.payload_bytes % 16 == 0 && a.src.payload_stride % 16 == 0 && a.dst.payload_stride % 16 == 0,
+      "payload_bytes = %lld and strides must be multiples of 16",
+      static_cast<long long>(a.payload_bytes));
   OCTAVO_CHECK(a.fanout >= 1 && a.fanout <= 32, "fanout = %d must be 1..32", a.fanout);
   if (a.rows > 0) {
     const int segments = static_cast<int>(CeilDiv(a.payload_bytes, kSegmentBytes));
@@ -356,7 +358,8 @@ void PadRows(OpsContext* context, const PadRowsArgs& a) {
 
 void ExpandSegments(OpsContext* context, const ExpandSegmentsArgs& a) {
   if (a.src_rows > 0) {
-    fill_i32_kernel<<<Blocks(a.src_rows, 256), 256, 0, context->stream>>>(a.dest_row, a.src_rows, -1);
+    fill_i32_kernel<<<Blocks(a.src_rows, 256), 256, 0, context->stream>>>(a.dest_row, a.src_rows,
+                                                                          -1);
     if (a.count > 0) {
       const unsigned y = static_cast<unsigned>(a.count < 1024 ? a.count : 1024);
       expand_segments_kernel<<<dim3(8, y), 256, 0, context->stream>>>(a);

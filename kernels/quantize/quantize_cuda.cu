@@ -58,8 +58,7 @@ __global__ void __launch_bounds__(256, 2) quantize_blocks_kernel(BlocksParams p)
   for (int w = 1; w < 8; ++w) {
     amax = max(amax, part[w]);
   }
-  const float quant_scale =
-      QuantScaleFromAmax(__uint_as_float(amax), p.format_max, p.pow2, 0);
+  const float quant_scale = QuantScaleFromAmax(__uint_as_float(amax), p.format_max, p.pow2, 0);
   const float dequant_scale = DequantScaleFromQuantScale(quant_scale);
 
   uint2 codes[8];
@@ -87,8 +86,8 @@ __global__ void __launch_bounds__(256, 2) quantize_blocks_kernel(BlocksParams p)
                                  b[4] | b[5] << 8 | b[6] << 16 | b[7] << 24));
     }
     __syncthreads();
-    WriteTransposed<256>(codes_t, 128,
-                         p.col.q + (group * p.k + col0) * p.col.ld + tile_n * 128, p.col.ld);
+    WriteTransposed<256>(codes_t, 128, p.col.q + (group * p.k + col0) * p.col.ld + tile_n * 128,
+                         p.col.ld);
   }
   if (threadIdx.x == 0) {
     if (p.row.q != nullptr) {
@@ -107,9 +106,9 @@ __global__ void __launch_bounds__(256, 2) quantize_blocks_kernel(BlocksParams p)
 
 // Largest finite magnitude of 32 rows; a warp reads a row.
 template <class T>
-__global__ void __launch_bounds__(256) amax_kernel(const T* x, std::int64_t rows, std::int64_t cols,
-                                                   Groups groups, float* amax,
-                                                   std::int32_t* has_nonfinite) {
+__global__ void __launch_bounds__(256)
+    amax_kernel(const T* x, std::int64_t rows, std::int64_t cols, Groups groups, float* amax,
+                std::int32_t* has_nonfinite) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x) * 32;
   const RowOwner owner = FindOwner(groups, row0);
@@ -180,8 +179,8 @@ __global__ void tensor_scale_kernel(const float* quant, int groups, float* row, 
 
 // Eight codes a lane (kVector), or one where widths are odd.
 template <class T, bool kVector>
-__global__ void __launch_bounds__(256) dequantize_kernel(QTensor src, std::int64_t ld, Groups groups,
-                                                         T* dst) {
+__global__ void __launch_bounds__(256)
+    dequantize_kernel(QTensor src, std::int64_t ld, Groups groups, T* dst) {
   constexpr int kStep = kVector ? 8 : 1;
   const int lane = threadIdx.x & 31;
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * 8 + (threadIdx.x >> 5);
@@ -279,7 +278,8 @@ void LaunchDense(OpsContext* context, const void* x, DType dtype, const Quantize
     LaunchQuantize<DenseSource<bf16>, kTile, true>(
         context->stream, DenseSource<bf16>{static_cast<const bf16*>(x), p.cols}, p);
   } else {
-    OCTAVO_CHECK(dtype == DType::kF32, "x_dtype = %d must be kBF16 or kF32", static_cast<int>(dtype));
+    OCTAVO_CHECK(dtype == DType::kF32, "x_dtype = %d must be kBF16 or kF32",
+                 static_cast<int>(dtype));
     LaunchQuantize<DenseSource<float>, kTile, true>(
         context->stream, DenseSource<float>{static_cast<const float*>(x), p.cols}, p);
   }
@@ -324,7 +324,8 @@ void QuantizeBlocks(OpsContext* context, const QuantizeBlocksArgs& a) {
 }
 
 void Amax(OpsContext* context, const AmaxArgs& a) {
-  OCTAVO_CHECK(a.cols % 8 == 0, "cols = %lld must be a multiple of 8", static_cast<long long>(a.cols));
+  OCTAVO_CHECK(a.cols % 8 == 0, "cols = %lld must be a multiple of 8",
+               static_cast<long long>(a.cols));
   cudaMemsetAsync(a.amax, 0, sizeof(float) * a.groups.count, context->stream);
   if (a.has_nonfinite != nullptr) {
     cudaMemsetAsync(a.has_nonfinite, 0, sizeof(std::int32_t) * a.groups.count, context->stream);

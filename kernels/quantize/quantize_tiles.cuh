@@ -1,9 +1,10 @@
-// The two kernels behind every row-tiled quantisation, over any source of values (a dense tensor, or
-// SwiGLU computed on the way in):
+// The two kernels behind every row-tiled quantisation, over any source of values (a dense tensor,
+// or SwiGLU computed on the way in):
 //
 //   quantize_row_kernel    16 rows a block, a warp a row; 16 lanes hold one 1×128 tile
 //   quantize_tile_kernel   128×128 elements a block, kept in registers between the row-wise and the
-//                          column-wise cast; the transposed codes pass through swizzled shared memory
+//                          column-wise cast; the transposed codes pass through swizzled shared
+//                          memory
 //
 // kTile is the width a dequant_scale covers: 128, 32 (MX), or 0 for one given quant_scale a group.
 // A block lies within one row group (groups begin at multiples of 128), so its statistics go to one
@@ -135,10 +136,11 @@ __global__ void __launch_bounds__(256, 3) quantize_row_kernel(Source source, Qua
         stats.amax_bits = max(stats.amax_bits, largest);
         float quant_scale = given;
         if (kTile > 0) {
-          const std::uint32_t amax = MaxOverLanes<kTile == 32 ? 4 : 16>(largest);
+          const std::uint32_t amax = MaxOverLanes < kTile == 32 ? 4 : 16 > (largest);
           quant_scale = TileQuantScale<kTile>(amax, p);
           if ((lane & (kTile / 8 - 1)) == 0 && col < p.cols) {
-            marked[(col / (kTile > 0 ? kTile : 1)) * kRowsPerBlock + rr] = Marked(quant_scale, amax);
+            marked[(col / (kTile > 0 ? kTile : 1)) * kRowsPerBlock + rr] =
+                Marked(quant_scale, amax);
           }
         }
         const uint2 codes = Encode8(p.e5m2, v, quant_scale);
@@ -174,10 +176,12 @@ __global__ void __launch_bounds__(256, 3) quantize_row_kernel(Source source, Qua
              static_cast<std::uint64_t>(real_rows * p.cols));
 }
 
-// ---------------------------------------------------------------- transposed codes in shared memory
+// ---------------------------------------------------------------- transposed codes in shared
+// memory
 
-// Eight row-consecutive codes of column c (0..127) live at 8-byte chunk `slot`, swizzled so that the
-// 16 lanes of one store (columns 8 apart) and the 8 lanes of one 16-byte load hit all banks once.
+// Eight row-consecutive codes of column c (0..127) live at 8-byte chunk `slot`, swizzled so that
+// the 16 lanes of one store (columns 8 apart) and the 8 lanes of one 16-byte load hit all banks
+// once.
 __device__ __forceinline__ void StoreTransposed(std::uint8_t* smem, int c, int slot, uint2 codes) {
   *reinterpret_cast<uint2*>(smem + c * 128 + ((slot ^ ((c >> 3) & 15)) << 3)) = codes;
 }
@@ -325,8 +329,7 @@ __global__ void __launch_bounds__(256, 2) quantize_tile_kernel(Source source, Qu
           const bool counted = i < rows_in, nonzero = v[i] != 0.0f;
           stats.zero += counted && !nonzero ? 1 : 0;
           stats.flushed += counted && nonzero && magnitude == 0 ? 1 : 0;
-          stats.saturated +=
-              counted && IsSaturated(format, __fmul_rn(v[i], quant_scale)) ? 1 : 0;
+          stats.saturated += counted && IsSaturated(format, __fmul_rn(v[i], quant_scale)) ? 1 : 0;
         }
       }
     }

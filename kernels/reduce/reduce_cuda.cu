@@ -10,8 +10,8 @@ namespace {
 
 inline constexpr int kSumBlocks = 1024;
 
-__global__ void __launch_bounds__(256) sum_squares_kernel(const float* x, std::int64_t n,
-                                                          double* partial) {
+__global__ void __launch_bounds__(256)
+    sum_squares_kernel(const float* x, std::int64_t n, double* partial) {
   __shared__ double smem[33];
   double sum = 0;
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * 256 * 8;
@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(256) sum_squares_kernel(const float* x, std::i
   }
 }
 
-__global__ void __launch_bounds__(256) add_partial_kernel(const double* partial, std::int64_t n,
-                                                          double* out) {
+__global__ void __launch_bounds__(256)
+    add_partial_kernel(const double* partial, std::int64_t n, double* out) {
   __shared__ double smem[33];
   double sum = 0;
   for (std::int64_t i = threadIdx.x; i < n; i += 256) {
@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(256) add_partial_kernel(const double* partial,
 }
 
 template <class T>
-__global__ void __launch_bounds__(256) count_nonfinite_kernel(const T* x, std::int64_t n,
-                                                              std::uint64_t* count) {
+__global__ void __launch_bounds__(256)
+    count_nonfinite_kernel(const T* x, std::int64_t n, std::uint64_t* count) {
   std::uint32_t bad = 0;
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * 256 * 8;
   const bool aligned = reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
@@ -109,8 +109,8 @@ void CountNonfinite(OpsContext* context, const CountNonfiniteArgs& a) {
   } else {
     OCTAVO_CHECK(a.dtype == DType::kBF16, "counts FP32 or BF16, dtype = %d",
                  static_cast<int>(a.dtype));
-    count_nonfinite_kernel<<<GridFor(a.n), 256, 0, context->stream>>>(
-        static_cast<const bf16*>(a.x), a.n, a.count);
+    count_nonfinite_kernel<<<GridFor(a.n), 256, 0, context->stream>>>(static_cast<const bf16*>(a.x),
+                                                                      a.n, a.count);
   }
   context->Launched("count_nonfinite");
 }

@@ -1,6 +1,6 @@
-// Rotary embedding in place. A thread owns (row, pairs of one vector) and walks over the heads, so the
-// sines of a position are computed once for all of them: in FP64 up to the reduced angle, because an
-// FP32 angle is off by 4e-3 at position 10^5.
+// Rotary embedding in place. A thread owns (row, pairs of one vector) and walks over the heads, so
+// the sines of a position are computed once for all of them: in FP64 up to the reduced angle,
+// because an FP32 angle is off by 4e-3 at position 10^5.
 #include <cmath>
 
 #include "base/check.h"
@@ -18,10 +18,10 @@ struct Frequencies {
 };
 
 template <class T, int kWidth>
-__global__ void __launch_bounds__(128) rope_kernel(T* x, std::int64_t rows, std::int64_t sequence,
-                                                   std::int64_t row_stride, int first_head,
-                                                   int heads, int half, float direction,
-                                                   const __grid_constant__ Frequencies f) {
+__global__ void __launch_bounds__(128)
+    rope_kernel(T* x, std::int64_t rows, std::int64_t sequence, std::int64_t row_stride,
+                int first_head, int heads, int half, float direction,
+                const __grid_constant__ Frequencies f) {
   const int vectors = half / kWidth;
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * 128 + threadIdx.x;
   const std::int64_t row = i / vectors;

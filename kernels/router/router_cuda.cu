@@ -1,10 +1,10 @@
-// Router on the GPU: a warp a token, its logits in registers (expert e in lane e % 32), everything in
-// FP32 with accurate exponentials.
+// Router on the GPU: a warp a token, its logits in registers (expert e in lane e % 32), everything
+// in FP32 with accurate exponentials.
 //
-// Selection works on ordered integer keys (NaN below −∞, −0 equal to +0), so a round of top-k is one
-// warp maximum of keys and one warp minimum of indices: ties go to the lower index by construction.
-// Statistics: a block handles 32 consecutive tokens of one segment and writes partial sums to scratch;
-// a second kernel adds them in order, so nothing depends on the order of blocks.
+// Selection works on ordered integer keys (NaN below −∞, −0 equal to +0), so a round of top-k is
+// one warp maximum of keys and one warp minimum of indices: ties go to the lower index by
+// construction. Statistics: a block handles 32 consecutive tokens of one segment and writes partial
+// sums to scratch; a second kernel adds them in order, so nothing depends on the order of blocks.
 #include "base/check.h"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/device.cuh"
@@ -131,10 +131,11 @@ struct ForwardScratch {
 };
 
 template <int kPer>
-__global__ void __launch_bounds__(kWarps * 32) router_forward_kernel(RouterForwardArgs a,
-                                                                     std::int64_t chunks_per_segment,
-                                                                     ForwardScratch scratch) {
-  extern __shared__ float shared[];  // [E] counts, [8][E] scores, then group limit: [8][E + n_group]
+__global__ void __launch_bounds__(kWarps * 32)
+    router_forward_kernel(RouterForwardArgs a, std::int64_t chunks_per_segment,
+                          ForwardScratch scratch) {
+  extern __shared__ float
+      shared[];  // [E] counts, [8][E] scores, then group limit: [8][E + n_group]
   __shared__ double z_part[kWarps];
   const RouterConfig& c = a.config;
   const int experts = c.experts, k = c.experts_per_token;
@@ -276,11 +277,10 @@ __global__ void __launch_bounds__(kWarps * 32) router_forward_kernel(RouterForwa
 }
 
 // Adds the chunks of a segment: 32 experts a block, 16 threads an expert.
-__global__ void __launch_bounds__(512) router_sum_kernel(ForwardScratch scratch, int experts,
-                                                         std::int64_t chunks,
-                                                         std::int64_t chunks_per_segment,
-                                                         std::int64_t* counts, float* score_sum,
-                                                         double* z_sum) {
+__global__ void __launch_bounds__(512)
+    router_sum_kernel(ForwardScratch scratch, int experts, std::int64_t chunks,
+                      std::int64_t chunks_per_segment, std::int64_t* counts, float* score_sum,
+                      double* z_sum) {
   __shared__ double scores[16][33];
   __shared__ std::int64_t totals[16][33];
   const int c = threadIdx.x & 31, w = threadIdx.x >> 5;
@@ -334,7 +334,8 @@ __global__ void __launch_bounds__(kWarps * 32) router_backward_kernel(RouterBack
   float logit[kPer], softmax[kPer], score[kPer], d_score[kPer], d_logit[kPer];
   LoadRow<kPer>(a.logits + t * experts, experts, logit);
   WarpSoftmax<kPer>(logit, experts, softmax);
-  const float* aux = a.aux_coeff != nullptr ? a.aux_coeff + t / a.tokens_per_segment * experts : nullptr;
+  const float* aux =
+      a.aux_coeff != nullptr ? a.aux_coeff + t / a.tokens_per_segment * experts : nullptr;
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
     const int e = i * 32 + lane;
@@ -409,8 +410,8 @@ __global__ void __launch_bounds__(kWarps * 32) router_backward_kernel(RouterBack
   }
 }
 
-__global__ void __launch_bounds__(1024) router_bias_kernel(const std::int64_t* counts, int experts,
-                                                           float rate, float* bias) {
+__global__ void __launch_bounds__(1024)
+    router_bias_kernel(const std::int64_t* counts, int experts, float rate, float* bias) {
   __shared__ std::int64_t total;
   if (threadIdx.x == 0) {
     std::int64_t sum = 0;
@@ -448,8 +449,9 @@ void LaunchForward(OpsContext* context, const RouterForwardArgs& a, std::int64_t
     cudaFuncSetAttribute(router_forward_kernel<kPer>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          static_cast<int>(smem));
   }
-  router_forward_kernel<kPer><<<static_cast<unsigned>(chunks), kWarps * 32, smem, context->stream>>>(
-      a, chunks_per_segment, scratch);
+  router_forward_kernel<kPer>
+      <<<static_cast<unsigned>(chunks), kWarps * 32, smem, context->stream>>>(a, chunks_per_segment,
+                                                                              scratch);
 }
 
 }  // namespace

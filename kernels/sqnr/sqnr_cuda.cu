@@ -9,15 +9,14 @@ namespace octavo::cuda {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(256) sqnr_kernel(const T* x, std::int64_t cols, Groups groups,
-                                                   QTensor q, std::int64_t ld, bool transposed,
-                                                   double* partial) {
+__global__ void __launch_bounds__(256)
+    sqnr_kernel(const T* x, std::int64_t cols, Groups groups, QTensor q, std::int64_t ld,
+                bool transposed, double* partial) {
   __shared__ double smem[33];
   double signal = 0, noise = 0;
   for (int rr = 0; rr < 8; ++rr) {
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * 8 + rr;
-    const RowOwner owner =
-        row < groups.padded_rows ? FindOwner(groups, row) : RowOwner{-1, row};
+    const RowOwner owner = row < groups.padded_rows ? FindOwner(groups, row) : RowOwner{-1, row};
     if (owner.group < 0 || row >= owner.real_end) {
       continue;
     }

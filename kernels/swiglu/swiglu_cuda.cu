@@ -2,7 +2,8 @@
 // precision when a quantised output is wanted.
 //
 // Forward is a source of the quantising kernels (quantize_tiles.cuh). Backward has two outputs a
-// column (d_gate at c, d_up at F + c) and a sum along the row (dweight), so it has kernels of its own:
+// column (d_gate at c, d_up at F + c) and a sum along the row (dweight), so it has kernels of its
+// own:
 //   rows only      a warp a row; the row's sum stays in the warp
 //   rows, columns  128×128 elements of F a block of 512 threads; the row sums of the F/128 tiles go
 //                  through scratch and are added in order, so dweight is reproducible.
@@ -60,8 +61,8 @@ struct SwigluSource {
 };
 
 template <class T>
-__global__ void __launch_bounds__(256) swiglu_forward_kernel(SwigluSource<T> source, Groups groups,
-                                                             T* act) {
+__global__ void __launch_bounds__(256)
+    swiglu_forward_kernel(SwigluSource<T> source, Groups groups, T* act) {
   const int lane = threadIdx.x & 31;
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * 8 + (threadIdx.x >> 5);
   if (row >= groups.padded_rows) {
@@ -120,8 +121,8 @@ __device__ __forceinline__ void ZeroBackward(BackwardLoaded<T>& r) {
 
 // d_gate, d_up of eight elements; returns Σ silu(gate)·up·d_act.
 template <class T>
-__device__ __forceinline__ float Backward8(const BackwardLoaded<T>& r, float weight, float d_gate[8],
-                                           float d_up[8]) {
+__device__ __forceinline__ float Backward8(const BackwardLoaded<T>& r, float weight,
+                                           float d_gate[8], float d_up[8]) {
   float g[8], u[8], d[8];
   Unpack(r.gate, g);
   Unpack(r.up, u);
@@ -333,8 +334,8 @@ __global__ void __launch_bounds__(512, 1) swiglu_backward_tile_kernel(BackwardPa
     }
     __syncthreads();
     const int columns = static_cast<int>(min(std::int64_t{128}, p.f - tile * 128));
-    WriteTransposed<512>(codes_t, columns,
-                         q.col.q + (half * p.f + tile * 128) * q.col.ld + row0, q.col.ld);
+    WriteTransposed<512>(codes_t, columns, q.col.q + (half * p.f + tile * 128) * q.col.ld + row0,
+                         q.col.ld);
     for (int i = threadIdx.x; i < kPerEdge * 128; i += 512) {
       const int part = i / 128, at = i % 128;
       if (at < columns) {
@@ -402,7 +403,8 @@ void BackwardQuantized(OpsContext* context, const BackwardParams<bf16>& params) 
     return;
   }
   const std::int64_t f_tiles = CeilDiv(p.f, 128);
-  OCTAVO_CHECK(rows % 128 == 0, "rows = %lld must be a multiple of 128", static_cast<long long>(rows));
+  OCTAVO_CHECK(rows % 128 == 0, "rows = %lld must be a multiple of 128",
+               static_cast<long long>(rows));
   OCTAVO_CHECK(rows * f_tiles * 4 <= context->scratch_bytes,
                "[%lld, %lld] needs more scratch than there is", static_cast<long long>(rows),
                static_cast<long long>(p.f));
@@ -454,7 +456,8 @@ void SwigluForward(OpsContext* context, const SwigluForwardArgs& a) {
     if (a.rule.tiling == Tiling::kRow32) {
       LaunchQuantize<SwigluSource<bf16>, 32, false>(context->stream, source, p);
     } else {
-      OCTAVO_CHECK(a.f % 128 == 0, "F = %lld must be a multiple of 128", static_cast<long long>(a.f));
+      OCTAVO_CHECK(a.f % 128 == 0, "F = %lld must be a multiple of 128",
+                   static_cast<long long>(a.f));
       LaunchQuantize<SwigluSource<bf16>, 128, false>(context->stream, source, p);
     }
   }

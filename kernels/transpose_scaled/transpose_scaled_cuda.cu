@@ -29,8 +29,8 @@ struct TransposeParams {
 };
 
 __device__ __forceinline__ std::uint32_t Rescale4(std::uint32_t codes, __half2 factor) {
-  const __half2_raw lo = __nv_cvt_fp8x2_to_halfraw2(
-      static_cast<__nv_fp8x2_storage_t>(codes & 0xFFFFu), __NV_E4M3);
+  const __half2_raw lo =
+      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes & 0xFFFFu), __NV_E4M3);
   const __half2_raw hi =
       __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes >> 16), __NV_E4M3);
   const __half2 a = __hmul2(__half2(lo), factor), b = __hmul2(__half2(hi), factor);
@@ -141,8 +141,8 @@ __global__ void __launch_bounds__(256) transpose_scaled_kernel(TransposeParams p
     *reinterpret_cast<uint4*>(dst) = make_uint4(out[c][0], out[c][1], out[c][2], out[c][3]);
   }
   if (threadIdx.x < 128) {
-    p.out_scale[(tile_c * 128 + threadIdx.x) * p.out_row_stride + (row0 / 128) * p.out_tile_stride] =
-        __uint_as_float(top);
+    p.out_scale[(tile_c * 128 + threadIdx.x) * p.out_row_stride +
+                (row0 / 128) * p.out_tile_stride] = __uint_as_float(top);
   }
   const std::uint32_t lost_total =
       __reduce_add_sync(kFullMask, (lost_bytes & 0xFFu) + ((lost_bytes >> 8) & 0xFFu) +
