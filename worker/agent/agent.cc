@@ -137,7 +137,10 @@ void Agent::On(const FromController& event) {
 
 void Agent::OnRegistered(const iv1::Registered& registered) {
   if (!registered.accepted()) {
-    Log(true, "registration_refused", registered.reason());
+    if (registered.reason() != last_refusal_) {
+      last_refusal_ = registered.reason();
+      Log(true, "registration_refused", registered.reason());
+    }
     out_.push_back(CloseSession{StrCat("registration refused: ", registered.reason())});
     return;
   }
@@ -148,6 +151,7 @@ void Agent::OnRegistered(const iv1::Registered& registered) {
     orphan_grace_micros_ = registered.orphan_grace_ms() * kMicrosPerMilli;
   }
   registered_ = true;
+  last_refusal_.clear();
   orphaned_ = false;
   next_heartbeat_micros_ = now_micros_ + heartbeat_interval_micros_;
   Log(false, "registered", StrCat(outbox_.reliable().size(), " reports to repeat"));

@@ -125,7 +125,8 @@ class Agent {
   std::int64_t heartbeat_interval_micros_;
   std::int64_t orphan_grace_micros_;
   std::int64_t next_heartbeat_micros_ = 0;
-  bool orphaned_ = false;  // the grace is over and the ranks were told
+  std::string last_refusal_;  // logged once per reason
+  bool orphaned_ = false;     // the grace is over and the ranks were told
   Outbox outbox_;
 
   // Ranks and slots.

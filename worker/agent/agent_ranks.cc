@@ -169,6 +169,7 @@ void Agent::On(const RankExited& event) {
   RankProcess& rank = found->second;
   rank.ended = {.exit = event.exit,
                 .log_tail = event.log_tail,
+                .out_of_memory = event.out_of_memory,
                 .report_by_micros = now_micros_ + kLastWordWaitMicros};
   if (!rank.connected()) {
     FinishRank(event.key);
@@ -201,6 +202,11 @@ void Agent::FinishRank(const RankKey& key) {
     // No last word, but we know why it had to leave: say so, the exit alone ("signal 9") cannot.
     ended.mutable_outcome()->set_failure_class(v1::RANK_EXIT);
     ended.mutable_outcome()->set_message(rank.cause());
+    ended.mutable_outcome()->set_step(rank.progress.step());
+  } else if (end.out_of_memory && end.exit.signal == SIGKILL) {
+    ended.mutable_outcome()->set_failure_class(v1::RANK_OOM);
+    ended.mutable_outcome()->set_message(
+        StrCat("killed for memory on ", config_.worker, " (the cgroup's oom_kill count grew)"));
     ended.mutable_outcome()->set_step(rank.progress.step());
   }
   RemoveRank(key);

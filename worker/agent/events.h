@@ -41,6 +41,7 @@ struct RankExited {
   RankKey key;
   ExitReason exit;
   std::string log_tail;
+  bool out_of_memory = false;  // the kernel killed something in our cgroup for memory meanwhile
 };
 // SIGTERM to the daemon, or an operator's wish.
 struct DrainRequested {

@@ -46,8 +46,13 @@ absl::StatusOr<std::int64_t> TailOffset(const RandomAccessFile& file, std::int64
   return begin + static_cast<std::int64_t>(at) + 1;
 }
 
-absl::Status Fill(const iv1::LogRequest& request, const std::string& job_folder,
+absl::Status Fill(const iv1::LogRequest& request, const std::string& ranks_folder,
                   iv1::LogReply* reply) {
+  if (request.job_uid().empty() || request.job_uid()[0] == '.' ||
+      request.job_uid().find('/') != std::string::npos) {
+    return InvalidArgumentError(StrCat("job uid \"", request.job_uid(), "\" is not a valid name"));
+  }
+  const std::string job_folder = JoinPath(ranks_folder, request.job_uid());
   std::int64_t attempt = request.attempt();
   if (attempt <= 0) {
     ASSIGN_OR_RETURN(attempt, NewestAttempt(job_folder));
@@ -74,10 +79,10 @@ absl::Status Fill(const iv1::LogRequest& request, const std::string& job_folder,
 
 }  // namespace
 
-iv1::LogReply ReadLogChunk(const iv1::LogRequest& request, const std::string& job_folder) {
+iv1::LogReply ReadLogChunk(const iv1::LogRequest& request, const std::string& ranks_folder) {
   iv1::LogReply reply;
   reply.set_id(request.id());
-  const absl::Status status = Fill(request, job_folder, &reply);
+  const absl::Status status = Fill(request, ranks_folder, &reply);
   if (!status.ok()) {
     reply.clear_text();
     reply.set_end(true);

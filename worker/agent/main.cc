@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "base/str.h"
 #include "base/version.h"
+#include "grpc/support/log.h"
 #include "nlohmann/json.hpp"
 #include "proto/limits.h"
 #include "worker/agent/inventory.h"
@@ -120,6 +121,14 @@ absl::StatusOr<std::string> SocketAddress(const std::string& state_dir) {
   return "unix:" + JoinPath(folder, "ranks.sock");
 }
 
+// gRPC's own messages become events of ours instead of a second format on stderr.
+void RedirectGrpcLog() {
+  gpr_set_log_function([](gpr_log_func_args* args) {
+    Log(args->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarning : LogLevel::kDebug, "grpc",
+        {{"file", BaseName(args->file)}, {"line", args->line}, {"text", args->message}});
+  });
+}
+
 int Main(int argc, char** argv) {
   const StopSignals signals;  // first: threads started later inherit the mask
   Flags flags;
@@ -140,6 +149,7 @@ int Main(int argc, char** argv) {
   if (!logging.ok()) {
     return Fail(kExitUsage, logging);
   }
+  RedirectGrpcLog();
   Session::Options session = {.controller = flags.controller,
                               .jitter_seed = std::random_device()()};
   if (!flags.tls.empty()) {

@@ -25,7 +25,7 @@ constexpr MetricInfo kCatalogue[] = {
     {"octavo_train_loss", MetricType::Gauge,
      "Cross entropy of the newest step, all ranks, in nats"},
     {"octavo_train_aux_loss", MetricType::Gauge, "Auxiliary balance loss of the newest step"},
-    {"octavo_validation_loss", MetricType::Gauge, "Newest validation loss in nats"},
+    {"octavo_train_validation_loss", MetricType::Gauge, "Newest validation loss in nats"},
     {"octavo_train_grad_norm", MetricType::Gauge, "Global gradient norm before clipping"},
     {"octavo_learning_rate", MetricType::Gauge, "Learning rate of the newest step"},
     {"octavo_last_step_timestamp_seconds", MetricType::Gauge,
@@ -178,7 +178,7 @@ void WorkerMetrics::ObserveStep(const std::string& train_job,
   Set("octavo_learning_rate", train_job, {}, report.learning_rate());
   Set("octavo_last_step_timestamp_seconds", train_job, {}, static_cast<double>(unix_micros) / 1e6);
   if (report.has_validation()) {
-    Set("octavo_validation_loss", train_job, {}, report.validation_loss());
+    Set("octavo_train_validation_loss", train_job, {}, report.validation_loss());
   }
   const std::pair<const char*, double> phases[] = {
       {"total", report.step_seconds()},

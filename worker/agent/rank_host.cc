@@ -46,6 +46,33 @@ std::string ToAscii(std::string text) {
   return text;
 }
 
+// How often the kernel has killed something in this daemon's cgroup (v2) for memory; 0 if unknown.
+std::int64_t OomKills() {
+  const auto own = Files().ReadFile("/proc/self/cgroup");
+  if (!own.ok() || !StartsWith(*own, "0::")) {
+    return 0;
+  }
+  const std::string group(StripSpace(std::string_view(*own).substr(3)));
+  const auto events = Files().ReadFile(StrCat("/sys/fs/cgroup", group, "/memory.events"));
+  if (!events.ok()) {
+    return 0;
+  }
+  for (const std::string& line : StrSplit(*events, '\n')) {
+    if (StartsWith(line, "oom_kill ")) {
+      return ParseInt64(std::string_view(line).substr(9)).value_or(0);
+    }
+  }
+  return 0;
+}
+
+// The uid becomes a folder name: a hostile one must not climb out of the state folder.
+absl::Status CheckFolderName(const std::string& uid) {
+  if (uid.empty() || uid[0] == '.' || uid.find('/') != std::string::npos) {
+    return InvalidArgumentError(StrCat("job uid \"", uid, "\" is not a valid name"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 RankHost::RankHost(Options options, OnExit on_exit)
@@ -63,21 +90,16 @@ RankHost::~RankHost() {
   ::close(wake_fd_);
 }
 
-std::string RankHost::JobFolder(const std::string& job_uid) const {
-  return JoinPath(JoinPath(options_.state_dir, "ranks"), job_uid);
-}
+std::string RankHost::RanksFolder() const { return JoinPath(options_.state_dir, "ranks"); }
 std::string RankHost::RankFolder(const RankKey& key) const {
-  return StrCat(JobFolder(key.job_uid), "/", key.attempt, "/", key.rank);
+  return StrCat(RanksFolder(), "/", key.job_uid, "/", key.attempt, "/", key.rank);
 }
 std::string RankHost::LogPath(const RankKey& key) const {
   return JoinPath(RankFolder(key), "rank.log");
 }
 
 absl::StatusOr<int> RankHost::Spawn(const RankKey& key) {
-  // The uid becomes a folder name: a hostile one must not climb out of the state folder.
-  if (key.job_uid.empty() || key.job_uid[0] == '.' || key.job_uid.find('/') != std::string::npos) {
-    return InvalidArgumentError(StrCat("job uid \"", key.job_uid, "\" is not a valid name"));
-  }
+  RETURN_IF_ERROR(CheckFolderName(key.job_uid));
   const std::string folder = RankFolder(key);
   RETURN_IF_ERROR(Files().RemoveTree(folder));
   RETURN_IF_ERROR(Files().CreateDirectories(folder));
@@ -93,7 +115,7 @@ absl::StatusOr<int> RankHost::Spawn(const RankKey& key) {
   const int pid = process->pid();
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    live_[key] = std::move(process);
+    live_[key] = {.process = std::move(process), .oom_kills_before = OomKills()};
   }
   Wake();
   return pid;
@@ -107,7 +129,7 @@ absl::Status RankHost::Signal(const RankKey& key, int signal) {
     if (found == live_.end()) {
       return absl::OkStatus();
     }
-    process = found->second;
+    process = found->second.process;
   }
   return process->SignalGroup(signal);
 }
@@ -115,17 +137,15 @@ absl::Status RankHost::Signal(const RankKey& key, int signal) {
 absl::Status RankHost::ForgetJob(const std::string& job_uid) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [key, process] : live_) {
+    for (const auto& [key, live] : live_) {
       if (key.job_uid == job_uid) {
         return FailedPreconditionError(
             StrCat("removing the folders of ", job_uid, ": rank ", key.rank, " still runs"));
       }
     }
   }
-  if (job_uid.empty() || job_uid[0] == '.' || job_uid.find('/') != std::string::npos) {
-    return InvalidArgumentError(StrCat("job uid \"", job_uid, "\" is not a valid name"));
-  }
-  return Files().RemoveTree(JobFolder(job_uid));
+  RETURN_IF_ERROR(CheckFolderName(job_uid));
+  return Files().RemoveTree(JoinPath(RanksFolder(), job_uid));
 }
 
 void RankHost::Wake() {
@@ -136,20 +156,20 @@ void RankHost::Wake() {
 
 void RankHost::Watch(const std::stop_token& stop) {
   while (!stop.stop_requested()) {
-    std::vector<std::pair<RankKey, std::shared_ptr<Subprocess>>> watched;
+    std::vector<std::pair<RankKey, Live>> watched;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       watched.assign(live_.begin(), live_.end());
     }
     std::vector<pollfd> fds = {{.fd = wake_fd_, .events = POLLIN, .revents = 0}};
-    for (const auto& [key, process] : watched) {
-      fds.push_back({.fd = process->pidfd(), .events = POLLIN, .revents = 0});
+    for (const auto& [key, live] : watched) {
+      fds.push_back({.fd = live.process->pidfd(), .events = POLLIN, .revents = 0});
     }
     ::poll(fds.data(), fds.size(), 60'000);  // wakes for an end, a new process, or stop
     std::uint64_t count;
     [[maybe_unused]] const ssize_t ignored = ::read(wake_fd_, &count, sizeof(count));
-    for (const auto& [key, process] : watched) {
-      const std::optional<ExitReason> exit = process->Poll();
+    for (const auto& [key, live] : watched) {
+      const std::optional<ExitReason> exit = live.process->Poll();
       if (!exit.has_value()) {
         continue;
       }
@@ -157,7 +177,10 @@ void RankHost::Watch(const std::stop_token& stop) {
         std::lock_guard<std::mutex> lock(mutex_);
         live_.erase(key);
       }
-      on_exit_(key, *exit, ToAscii(ReadTail(LogPath(key), kLogTailBytes)));
+      on_exit_({.key = key,
+                .exit = *exit,
+                .log_tail = ToAscii(ReadTail(LogPath(key), kLogTailBytes)),
+                .out_of_memory = OomKills() > live.oom_kills_before});
     }
   }
 }

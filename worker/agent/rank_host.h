@@ -29,7 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/subprocess.h"
-#include "worker/agent/rank_key.h"
+#include "worker/agent/events.h"
 
 namespace octavo {
 
@@ -40,10 +40,8 @@ class RankHost {
     std::string state_dir;       // of the daemon
     std::string socket_address;  // "unix:/path", passed on
   };
-  // `log_tail`: the last lines of rank.log, at most kLogTailBytes.
-  using OnExit =
-      std::function<void(const RankKey& key, const ExitReason& exit, const std::string& log_tail)>;
-  static constexpr std::int64_t kLogTailBytes = 4096;
+  using OnExit = std::function<void(RankExited)>;
+  static constexpr std::int64_t kLogTailBytes = 4096;  // of rank.log, in RankExited
 
   RankHost(Options options, OnExit on_exit);
   ~RankHost();  // kills what is left, bounded by Subprocess::kDestroyWait each
@@ -61,9 +59,14 @@ class RankHost {
 
   std::string RankFolder(const RankKey& key) const;
   std::string LogPath(const RankKey& key) const;
-  std::string JobFolder(const std::string& job_uid) const;
+  std::string RanksFolder() const;  // of all jobs
 
  private:
+  struct Live {
+    std::shared_ptr<Subprocess> process;
+    std::int64_t oom_kills_before = 0;  // of our cgroup, when it was started
+  };
+
   void Watch(const std::stop_token& stop);
   void Wake();
 
@@ -71,8 +74,8 @@ class RankHost {
   const OnExit on_exit_;
   int wake_fd_ = -1;  // eventfd; constant after construction
   std::mutex mutex_;
-  std::map<RankKey, std::shared_ptr<Subprocess>> live_;  // guarded by mutex_
-  std::jthread watcher_;                                 // last: stops before the rest goes
+  std::map<RankKey, Live> live_;  // guarded by mutex_
+  std::jthread watcher_;          // last: stops before the rest goes
 };
 
 }  // namespace octavo

@@ -70,6 +70,7 @@ class RankProcess {
   struct Ended {
     ExitReason exit;
     std::string log_tail;
+    bool out_of_memory = false;
     std::int64_t report_by_micros = 0;
   };
   std::optional<Ended> ended;

@@ -81,8 +81,10 @@ void Session::Run(const std::stop_token& stop) {
                    .jitter = 0.5});
   std::string last_reason;
   while (!stop.stop_requested()) {
-    std::string reason;
-    if (RunStream(stop, &reason)) {
+    const auto dialled = std::chrono::steady_clock::now();
+    const std::string reason = RunStream(stop);
+    if (std::chrono::steady_clock::now() - dialled >
+        std::chrono::milliseconds(kReconnectBackoffMaxMs)) {
       backoff.Reset();
       last_reason.clear();
     }
@@ -96,7 +98,7 @@ void Session::Run(const std::stop_token& stop) {
   }
 }
 
-bool Session::RunStream(const std::stop_token& stop, std::string* reason) {
+std::string Session::RunStream(const std::stop_token& stop) {
   grpc::ClientContext context;
   if (!options_.bearer_token.empty()) {
     context.AddMetadata("authorization", "Bearer " + options_.bearer_token);
@@ -113,12 +115,10 @@ bool Session::RunStream(const std::stop_token& stop, std::string* reason) {
   }
   const std::unique_ptr<Stream> stream = stub_->Session(&context);
   on_event_(SessionOpened{});
-  bool heard = false;
   {
     const std::jthread writer([&] { WriteLoop(stream.get(), queue.get()); });
     iv1::ControllerToWorker message;
     while (stream->Read(&message)) {
-      heard = true;
       on_event_(FromController{std::move(message)});
       message.Clear();
     }
@@ -126,18 +126,19 @@ bool Session::RunStream(const std::stop_token& stop, std::string* reason) {
     // A write that waits for flow control ends with the call.
     context.TryCancel();
   }
+  std::string reason;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     context_ = nullptr;
     sending_ = nullptr;
-    *reason = close_reason_;
+    reason = close_reason_;
   }
   const grpc::Status status = stream->Finish();
-  if (reason->empty()) {
-    *reason = status.ok() ? "the controller ended the stream" : status.error_message();
+  if (reason.empty()) {
+    reason = status.ok() ? "the controller ended the stream" : status.error_message();
   }
-  on_event_(SessionClosed{*reason});
-  return heard;
+  on_event_(SessionClosed{reason});
+  return reason;
 }
 
 void Session::WriteLoop(Stream* stream, BoundedQueue<iv1::WorkerToController>* queue) {

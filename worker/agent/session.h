@@ -2,7 +2,8 @@
 //
 // A thread dials, reads and pushes what it hears into `events`; a second one writes. When the
 // stream ends, for whatever reason, SessionClosed follows SessionOpened exactly once, and the next
-// dial comes after a back-off (proto/limits.h) that a stream on which something was heard resets.
+// dial comes after a back-off (proto/limits.h) that a stream which lasted resets (a refused
+// one does not).
 // Calls are not wait_for_ready: Register must describe the moment it is sent, not the one before a
 // long outage. Liveness is the application's heartbeats; transport keepalive stays at 30 s (faster
 // pings make a default server close the stream with "Too many pings"). Thread-safe. Stop is
@@ -55,8 +56,8 @@ class Session {
       131072;  // > kMaxReliableQueue: a full replay fits
 
   void Run(const std::stop_token& stop);
-  // One stream from dial to end. True when the controller said anything.
-  bool RunStream(const std::stop_token& stop, std::string* reason);
+  // One stream from dial to end; why it ended.
+  std::string RunStream(const std::stop_token& stop);
   void WriteLoop(Stream* stream, BoundedQueue<iv1::WorkerToController>* queue);
 
   const Options options_;

@@ -27,10 +27,7 @@ WorkerLoop::WorkerLoop(Options options, const Clock& clock)
       clock_(clock),
       metrics_({.version = options_.agent.version,
                 .series_max = static_cast<std::size_t>(kMaxMetricSeries)}),
-      host_(options_.ranks,
-            [this](const RankKey& key, const ExitReason& exit, const std::string& log_tail) {
-              Deliver(RankExited{key, exit, log_tail});
-            }),
+      host_(options_.ranks, [this](RankExited exited) { Deliver(std::move(exited)); }),
       link_([this](Event event) { return TryDeliver(std::move(event)); }),
       session_(options_.session, [this](Event event) { Deliver(std::move(event)); }) {}
 
@@ -146,7 +143,7 @@ void WorkerLoop::Carry(Command& command) {
           [&](CloseRankStream& c) { link_.Close(c.stream, c.reason); },
           [&](ReadLog& c) {
             iv1::WorkerToController message;
-            *message.mutable_log() = ReadLogChunk(c.request, host_.JobFolder(c.request.job_uid()));
+            *message.mutable_log() = ReadLogChunk(c.request, host_.RanksFolder());
             session_.Send(std::move(message));
           },
           [&](ForgetJobFiles& c) { warn("forget_failed", host_.ForgetJob(c.job_uid)); },

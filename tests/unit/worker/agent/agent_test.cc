@@ -272,6 +272,26 @@ TEST_F(AgentTest, EndIsReportedInTimeWhenTheStreamNeverCloses) {
   EXPECT_FALSE(SentEnd()->has_outcome()) << "we did not make it leave: no cause is invented";
 }
 
+TEST_F(AgentTest, KillForMemoryIsNamedButOurOwnKillIsNot) {
+  Register();
+  StartAndConnect(a_, 0, 1);
+  StartAndConnect(b_, 1, 2);
+  const ExitReason killed = {.code = -1, .signal = SIGKILL};
+  Do(RankExited{.key = a_, .exit = killed, .out_of_memory = true});
+  Do(RankStreamClosed{1});
+  ASSERT_NE(SentEnd(), nullptr);
+  EXPECT_EQ(SentEnd()->outcome().failure_class(), v1::RANK_OOM);
+  FromController stop;
+  stop.message.mutable_stop()->set_job_uid(b_.job_uid);
+  stop.message.mutable_stop()->set_attempt(b_.attempt);
+  stop.message.mutable_stop()->set_rank(b_.rank);
+  stop.message.mutable_stop()->set_kill_now(true);
+  Do(stop);
+  Do(RankExited{.key = b_, .exit = killed, .out_of_memory = true});
+  Do(RankStreamClosed{2});
+  EXPECT_EQ(SentEnd()->outcome().failure_class(), v1::RANK_EXIT);
+}
+
 TEST_F(AgentTest, ReliableReportsAreRepeatedInOrderUntilAcknowledged) {
   Register();
   StartAndConnect(a_, 0, 1);
