@@ -68,8 +68,8 @@ std::string HowItEnded(const internal::v1::RankEnded& ended) {
   return StrCat("exited with code ", ended.exit_code());
 }
 
-void CloseAttempt(CoreState& state, JobRecord& job, FailureClass failure,
-                  const std::string& reason, Now now) {
+void CloseAttempt(CoreState& state, JobRecord& job, FailureClass failure, const std::string& reason,
+                  Now now) {
   AttemptRecord& attempt = *job.current;
   v1::Attempt& stored = *attempt.stored.mutable_attempt();
   SetTimestamp(stored.mutable_end_time(), now.unix_micros);
@@ -93,15 +93,17 @@ void Report(CoreState& state, const char* result, FailureClass failure) {
 void DecideNext(CoreState& state, JobRecord& job, const AttemptCause& cause, bool made_progress,
                 Now now) {
   const v1::RestartSpec& limits = job.spec().restart();
-  const RestartVerdict verdict = AfterAttempt(
-      {.max = limits.max(),
-       .max_without_progress = limits.max_without_progress(),
-       .backoff_seconds = limits.backoff_seconds()},
-      {.failures = job.job().restarts(),
-       .failures_without_progress = job.stored.failures_without_progress()},
-      cause.failure, made_progress);
+  const RestartVerdict verdict =
+      AfterAttempt({.max = limits.max(),
+                    .max_without_progress = limits.max_without_progress(),
+                    .backoff_seconds = limits.backoff_seconds()},
+                   {.failures = job.job().restarts(),
+                    .failures_without_progress = job.stored.failures_without_progress()},
+                   cause.failure, made_progress);
   job.job().set_restarts(verdict.history.failures);
   job.stored.set_failures_without_progress(verdict.history.failures_without_progress);
+  state.effects.push_back(
+      JobRestarted{.train_job = job.spec().name(), .restarts = verdict.history.failures});
   const std::string message = StrCat(cause.reason, "; ", verdict.reason);
   switch (verdict.action) {
     case RestartAction::kDisplaced:
@@ -156,9 +158,9 @@ internal::v1::StoredRank JudgeRankEnd(const internal::v1::RankEnded& ended,
         ended.signal() == SIGTERM ||
         (ended.signal() == SIGKILL && context.asked_for_ms >= context.grace_ms);
     const bool no_word = !ended.has_outcome() && ended.signal() == 0;
-    rank.set_collateral(asked && (by_our_kill || no_word || ended.unkillable() ||
-                                  IsDecision(failure) ||
-                                  failure == FailureClass::kCollectiveTimeout));
+    rank.set_collateral(asked &&
+                        (by_our_kill || no_word || ended.unkillable() || IsDecision(failure) ||
+                         failure == FailureClass::kCollectiveTimeout));
     if (detail.empty()) {
       detail = clean || ended.exit_code() != 0 || ended.signal() != 0
                    ? LastLine(ended.log_tail())

@@ -14,7 +14,7 @@
 namespace octavo {
 namespace {
 
-constexpr std::int64_t kFailedGangGraceMs = 2000;    // peers of a dead rank have nothing to save
+constexpr std::int64_t kFailedGangGraceMs = 2000;      // peers of a dead rank have nothing to save
 constexpr std::int64_t kSaveGraceMs = 10 * 60 * 1000;  // suspend and drain wait for a checkpoint
 
 internal::v1::StartRank MakeStart(const CoreState& state, const JobRecord& job,
@@ -236,11 +236,12 @@ void CheckStall(CoreState& state, JobRecord& job, Now now) {
     }
   }
   const RankRuntime& runtime = attempt.ranks[static_cast<std::size_t>(slowest)];
-  FailAttempt(state, job, FailureClass::kStepStalled,
-              StrCat("no step for ", limit_s, " s (restart.stall_timeout_seconds); furthest behind: rank ",
-                     slowest, " on workers/", WorkerOf(attempt, slowest), ", ",
-                     PhaseName(runtime.phase), " at step ", runtime.step),
-              now);
+  FailAttempt(
+      state, job, FailureClass::kStepStalled,
+      StrCat("no step for ", limit_s, " s (restart.stall_timeout_seconds); furthest behind: rank ",
+             slowest, " on workers/", WorkerOf(attempt, slowest), ", ", PhaseName(runtime.phase),
+             " at step ", runtime.step),
+      now);
 }
 
 // Ranks of an attempt recovered from the store that were still meeting have lost their rendezvous.
@@ -265,9 +266,10 @@ void CheckRecovered(CoreState& state, JobRecord& job, Now now) {
     FailAttempt(state, job, FailureClass::kPreempted,
                 "the controller was restarted while the ranks were meeting", now);
   } else {
-    EmitEvent(state, job, "ATTEMPT",
-              StrCat("attempt ", attempt.number(), " found again after a restart of the controller"),
-              now);
+    EmitEvent(
+        state, job, "ATTEMPT",
+        StrCat("attempt ", attempt.number(), " found again after a restart of the controller"),
+        now);
   }
 }
 
@@ -285,8 +287,7 @@ AttemptRecord* CurrentAttempt(JobRecord* job, std::int32_t attempt) {
 
 void SaveAttempt(CoreState& state, const AttemptRecord& attempt) {
   for (internal::v1::StoredAttempt& put : state.batch.attempts) {
-    if (put.job_uid() == attempt.stored.job_uid() &&
-        put.attempt().number() == attempt.number()) {
+    if (put.job_uid() == attempt.stored.job_uid() && put.attempt().number() == attempt.number()) {
       put = attempt.stored;
       return;
     }
@@ -377,14 +378,13 @@ void OnRankEnded(CoreState& state, const std::string& worker, const internal::v1
   internal::v1::StoredRank& stored = *attempt->stored.mutable_ranks(ended.rank());
   const std::int64_t asked_for_ms =
       runtime.asked_micros == 0 ? -1 : (now.mono_micros - runtime.asked_micros) / 1000;
-  stored = JudgeRankEnd(ended, {.worker = worker,
-                                .asked_for_ms = asked_for_ms,
-                                .grace_ms = attempt->stop_grace_ms});
+  stored = JudgeRankEnd(
+      ended, {.worker = worker, .asked_for_ms = asked_for_ms, .grace_ms = attempt->stop_grace_ms});
   if (stored.end_class() == v1::GANG_TIMEOUT && !stored.collateral()) {
     const Missing missing = WhoIsMissing(*attempt);
     Blame(*job, missing);
-    stored.set_end_reason(StrCat(stored.end_reason(), missing.sentence.empty() ? "" : "; ",
-                                 missing.sentence));
+    stored.set_end_reason(
+        StrCat(stored.end_reason(), missing.sentence.empty() ? "" : "; ", missing.sentence));
   }
   if (ended.outcome().step() > attempt->stored.attempt().last_step()) {
     attempt->stored.mutable_attempt()->set_last_step(ended.outcome().step());
@@ -418,9 +418,8 @@ void OnRankProgress(CoreState& state, JobRecord& job, std::int32_t rank,
       PublishProgress(state, job, now);
     }
     const bool all_training =
-        std::all_of(attempt.ranks.begin(), attempt.ranks.end(), [](const RankRuntime& r) {
-          return r.phase >= internal::v1::RANK_TRAINING;
-        });
+        std::all_of(attempt.ranks.begin(), attempt.ranks.end(),
+                    [](const RankRuntime& r) { return r.phase >= internal::v1::RANK_TRAINING; });
     if (all_training) {
       OnTraining(state, job, now);
     }
@@ -469,9 +468,10 @@ void OnAttemptStart(CoreState& state, JobRecord& job, const internal::v1::Attemp
 void OnCheckpoint(CoreState& state, JobRecord& job, std::int32_t rank,
                   const internal::v1::CheckpointDone& done, Now now) {
   if (!done.ok()) {
-    EmitEvent(state, job, "WARNING",
-              StrCat("checkpoint of step ", done.step(), " by rank ", rank, " failed: ", done.error()),
-              now);
+    EmitEvent(
+        state, job, "WARNING",
+        StrCat("checkpoint of step ", done.step(), " by rank ", rank, " failed: ", done.error()),
+        now);
     return;
   }
   v1::JobProgress& progress = *job.job().mutable_progress();
@@ -483,11 +483,11 @@ void OnCheckpoint(CoreState& state, JobRecord& job, std::int32_t rank,
   if (job.current.has_value() && job.current->wishes.checkpoint()) {
     job.current->wishes.set_checkpoint(false);
   }
-  EmitEvent(state, job, "CHECKPOINT",
-            StrCat("checkpoint of step ", done.step(), " is complete: ", done.path(), ", ",
-                   HumanBytes(static_cast<double>(done.bytes())), " in ",
-                   HumanDuration(done.seconds())),
-            now);
+  EmitEvent(
+      state, job, "CHECKPOINT",
+      StrCat("checkpoint of step ", done.step(), " is complete: ", done.path(), ", ",
+             HumanBytes(static_cast<double>(done.bytes())), " in ", HumanDuration(done.seconds())),
+      now);
   SaveJob(state, job, now);
   state.effects.push_back(CheckpointMetric{.train_job = job.spec().name(),
                                            .bytes = done.bytes(),
@@ -542,8 +542,8 @@ void DrainAttemptsOn(CoreState& state, const std::string& worker, const std::str
       continue;
     }
     job.current->wishes.set_suspend(true);
-    StopAttempt(state, job, FailureClass::kDrained, StrCat("workers/", worker, " is drained: ", why),
-                kSaveGraceMs, now);
+    StopAttempt(state, job, FailureClass::kDrained,
+                StrCat("workers/", worker, " is drained: ", why), kSaveGraceMs, now);
   }
 }
 

@@ -24,8 +24,9 @@ WaitingJob ToWaiting(const CoreState& state, const JobRecord& job, Now now) {
                              .uid = job.uid()},
                      .name = job.job().name()};
   waiting.gang.ranks = spec.parallel().ranks();
-  waiting.gang.expert_parallel =
-      spec.parallel().expert_parallel() > 0 ? spec.parallel().expert_parallel() : waiting.gang.ranks;
+  waiting.gang.expert_parallel = spec.parallel().expert_parallel() > 0
+                                     ? spec.parallel().expert_parallel()
+                                     : waiting.gang.ranks;
   waiting.gang.cuda = spec.device() == "cuda";
   waiting.gang.recipes = job.recipes;
   waiting.gang.allow_emulation = spec.precision().allow_emulation();
@@ -125,8 +126,8 @@ absl::Status Core::Recover(Now now) {
   }
   for (const StoredPlan& plan : snapshot.plans) {
     if (JobRecord* job = FindJobByUid(state_, plan.job_uid)) {
-      RETURN_IF_ERROR(Annotate(TakePlan(*job, plan.plan),
-                               StrCat("stored plan of ", job->job().name())));
+      RETURN_IF_ERROR(
+          Annotate(TakePlan(*job, plan.plan), StrCat("stored plan of ", job->job().name())));
     }
   }
   for (internal::v1::StoredAttempt& stored : snapshot.attempts) {
@@ -158,12 +159,13 @@ absl::Status Core::Recover(Now now) {
       state_.effects.push_back(JobBegan{.train_job = job->spec().name(),
                                         .owner = job->spec().owner(),
                                         .model = job->spec().model().family(),
-                                        .world_size = job->spec().parallel().ranks()});
+                                        .world_size = job->spec().parallel().ranks(),
+                                        .restarts = job->job().restarts()});
       state_.effects.push_back(PlanVersionMetric{.train_job = job->spec().name(),
                                                  .version = job->plans.back().version()});
       if (job->stored.effective().entries_size() > 0) {
-        state_.effects.push_back(RecipesInForce{.train_job = job->spec().name(),
-                                                .effective = job->stored.effective()});
+        state_.effects.push_back(
+            RecipesInForce{.train_job = job->spec().name(), .effective = job->stored.effective()});
       }
     }
   }
@@ -231,8 +233,11 @@ void Core::Unwatch(const std::string& job_uid) { StopWatch(state_, job_uid); }
 
 absl::StatusOr<Core::LogTarget> Core::FindLog(const std::string& name, std::int32_t attempt) {
   ASSIGN_OR_RETURN(JobRecord * job, FindJob(state_, name));
-  const auto describe = [](const internal::v1::StoredAttempt& stored, bool live) {
-    return LogTarget{.attempt = stored.attempt().number(), .ranks = stored.ranks_size(), .live = live};
+  const auto describe = [job](const internal::v1::StoredAttempt& stored, bool live) {
+    return LogTarget{.attempt = stored.attempt().number(),
+                     .ranks = stored.ranks_size(),
+                     .live = live,
+                     .job_over = IsTerminal(job->state())};
   };
   if (job->current.has_value() && (attempt == 0 || attempt == job->current->number())) {
     return describe(job->current->stored, true);
@@ -257,18 +262,17 @@ absl::Status Core::AskLog(const std::string& name, const internal::v1::LogReques
     attempt = &job->current->stored.attempt();
   }
   if (attempt == nullptr || request.rank() < 0 || request.rank() >= attempt->placements_size()) {
-    return WithDetail(FailedPreconditionError(StrCat(job->job().name(), " has no rank ",
-                                                     request.rank(), " in attempt ",
-                                                     request.attempt())),
-                      "NO_LOGS");
+    return WithDetail(
+        FailedPreconditionError(StrCat(job->job().name(), " has no rank ", request.rank(),
+                                       " in attempt ", request.attempt())),
+        "NO_LOGS");
   }
   const std::string worker_name =
       StripPrefix(attempt->placements(request.rank()).worker(), "workers/");
   const auto worker = state_.workers.find(worker_name);
   if (worker == state_.workers.end() || worker->second.session == 0) {
-    return WithDetail(UnavailableError(StrCat("the log of rank ", request.rank(),
-                                              " is on workers/", worker_name,
-                                              ", which is not connected")),
+    return WithDetail(UnavailableError(StrCat("the log of rank ", request.rank(), " is on workers/",
+                                              worker_name, ", which is not connected")),
                       "WORKER_NOT_CONNECTED");
   }
   SendToWorker send{.session = worker->second.session};

@@ -5,9 +5,9 @@
 //   simulator ─────────────────────────────────────────────┘    JobStore::Commit ─┴─► delivered
 //
 // Every public function is one event. It changes the state at once, adds what must be stored to the
-// batch and what must happen to the effects; the caller takes both, commits the batch, and only then
-// releases effects and answers. The core has no thread, clock, socket or file; the same code runs
-// under the mailbox in production and under a seeded simulator in tests/sim.
+// batch and what must happen to the effects; the caller takes both, commits the batch, and only
+// then releases effects and answers. The core has no thread, clock, socket or file; the same code
+// runs under the mailbox in production and under a seeded simulator in tests/sim.
 //
 // Where things are: jobs.h (resource, verbs, events) · attempts.h, attempt_end.h (gangs, fencing,
 // what next) · workers.h (sessions, leases, drain) · plans.h (precision) · progress.h (reports) ·
@@ -57,7 +57,8 @@ class Core {
   struct LogTarget {
     std::int32_t attempt = 0;
     std::int32_t ranks = 0;
-    bool live = false;  // the attempt is the current one
+    bool live = false;      // the attempt is the current one
+    bool job_over = false;  // no other attempt will come
   };
   absl::StatusOr<LogTarget> FindLog(const std::string& name, std::int32_t attempt);
   absl::Status AskLog(const std::string& name, const internal::v1::LogRequest& request);

@@ -24,7 +24,7 @@ struct SendToWorker {
   SessionId session = 0;
   internal::v1::ControllerToWorker message;
 };
-struct CloseSession {
+struct CloseWorkerSession {
   SessionId session = 0;
   std::string reason;
 };
@@ -38,6 +38,13 @@ struct PublishEvent {
 
 struct LogAnswer {
   internal::v1::LogReply reply;
+};
+
+// One line in the controller's log: every event of every job's history.
+struct LogNote {
+  std::string event;
+  std::string train_job;
+  std::string text;
 };
 
 // Facts for the metrics, reported once each.
@@ -75,6 +82,11 @@ struct JobBegan {
   std::string owner;
   std::string model;
   std::int32_t world_size = 0;
+  std::int64_t restarts = 0;  // already counted, after a restart of the controller
+};
+struct JobRestarted {
+  std::string train_job;
+  std::int64_t restarts = 0;
 };
 struct JobOver {
   std::string train_job;
@@ -92,10 +104,10 @@ struct GangStart {
   std::string result;  // formed failed
 };
 
-using Effect =
-    std::variant<SendToWorker, CloseSession, PublishEvent, LogAnswer, StepMetric, TelemetryMetric,
-                 RecipesInForce, PlanVersionMetric, PrecisionChangeMetric, CheckpointMetric,
-                 JobBegan, JobOver, AttemptOver, QueueWait, GangStart>;
+using Effect = std::variant<SendToWorker, CloseWorkerSession, PublishEvent, LogAnswer, LogNote,
+                            StepMetric, TelemetryMetric, RecipesInForce, PlanVersionMetric,
+                            PrecisionChangeMetric, CheckpointMetric, JobBegan, JobRestarted,
+                            JobOver, AttemptOver, QueueWait, GangStart>;
 using Effects = std::vector<Effect>;
 
 // Numbers that the rim shows, taken as a whole.
@@ -104,10 +116,12 @@ struct Census {
     std::string name;
     std::string http_address;
     std::int64_t last_seen_unix_micros = 0;
+    std::int32_t slots_free = 0;
+    bool lost = false;
   };
-  std::vector<std::pair<std::string, std::int64_t>> jobs_by_state;       // every state, also at 0
-  std::vector<std::pair<std::string, std::int64_t>> pending_by_reason;   // every reason
-  std::vector<std::pair<std::string, std::int64_t>> workers_by_state;    // every state
+  std::vector<std::pair<std::string, std::int64_t>> jobs_by_state;      // every state, also at 0
+  std::vector<std::pair<std::string, std::int64_t>> pending_by_reason;  // every reason
+  std::vector<std::pair<std::string, std::int64_t>> workers_by_state;   // every state
   std::vector<WorkerFacts> workers;
 };
 

@@ -14,6 +14,13 @@
 namespace octavo {
 namespace {
 
+std::string LowerCase(std::string text) {
+  for (char& c : text) {
+    c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+  }
+  return text;
+}
+
 // splitmix64: uids need to be distinct, not secret; the seed makes simulations repeatable.
 std::uint64_t NextRandom(CoreState& state) {
   std::uint64_t z = (state.random_state += 0x9e3779b97f4a7c15ULL);
@@ -37,10 +44,10 @@ absl::Status CheckEtag(const JobRecord& job, const std::string& etag) {
   if (etag.empty() || etag == job.job().etag()) {
     return absl::OkStatus();
   }
-  return WithDetail(AbortedError(StrCat(job.job().name(), " has changed: etag ", etag,
-                                        " was given, it is ", job.job().etag(),
-                                        " now; read it again and decide anew")),
-                    "STALE_ETAG");
+  return WithDetail(
+      AbortedError(StrCat(job.job().name(), " has changed: etag ", etag, " was given, it is ",
+                          job.job().etag(), " now; read it again and decide anew")),
+      "STALE_ETAG");
 }
 
 const char* VerbName(JobVerb verb) {
@@ -157,7 +164,8 @@ JobRecord* FindJobByUid(CoreState& state, const std::string& uid) {
 absl::StatusOr<JobRecord*> FindJob(CoreState& state, const std::string& name) {
   const std::string id = StripPrefix(name, "jobs/");
   const auto by_name = state.newest_by_name.find(id);
-  JobRecord* job = FindJobByUid(state, by_name == state.newest_by_name.end() ? id : by_name->second);
+  JobRecord* job =
+      FindJobByUid(state, by_name == state.newest_by_name.end() ? id : by_name->second);
   if (job != nullptr) {
     return job;
   }
@@ -190,7 +198,7 @@ absl::StatusOr<v1::Job> SubmitJob(CoreState& state, const SubmitArgs& args, Now 
                                   "; choose another name, or cancel it: octavo cancel ", name)),
         "JOB_NAME_TAKEN");
   }
-  ASSIGN_OR_RETURN(v1::PrecisionPlan plan, PlanOfSpec(args.spec));
+  v1::PrecisionPlan plan = PlanOfSpec(args.spec);
 
   auto record = std::make_unique<JobRecord>();
   v1::Job& job = record->job();
@@ -237,7 +245,8 @@ absl::StatusOr<v1::Job> SubmitJob(CoreState& state, const SubmitArgs& args, Now 
 absl::StatusOr<v1::Job> ApplyVerb(CoreState& state, JobVerb verb, const VerbArgs& args, Now now) {
   const std::string method = VerbName(verb);
   const std::uint64_t fingerprint = Fingerprint(StrCat(StripPrefix(args.name, "jobs/")));
-  ASSIGN_OR_RETURN(const std::string known, FindRequest(state, args.request_id, method, fingerprint));
+  ASSIGN_OR_RETURN(const std::string known,
+                   FindRequest(state, args.request_id, method, fingerprint));
   if (!known.empty()) {
     if (JobRecord* job = FindJobByUid(state, known)) {
       return RenderJob(*job, false);
@@ -305,6 +314,8 @@ void EmitEvent(CoreState& state, JobRecord& job, const std::string& kind,
   event.set_state(job.job().state());
   event.set_step(job.job().progress().step());
   state.batch.events.push_back({.job_uid = job.uid(), .event = event});
+  state.effects.push_back(
+      LogNote{.event = "job_" + LowerCase(kind), .train_job = job.spec().name(), .text = message});
   if (++job.events_since_trim >= kMaxEventsPerJob / 10) {
     job.events_since_trim = 0;
     state.batch.trims.emplace_back(job.uid(), kMaxEventsPerJob);

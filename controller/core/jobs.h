@@ -32,8 +32,8 @@ enum class JobVerb { kCancel, kSuspend, kResume, kCheckpoint };
 absl::StatusOr<JobRecord*> FindJob(CoreState& state, const std::string& name);
 JobRecord* FindJobByUid(CoreState& state, const std::string& uid);  // nullptr when unknown
 
-// Stores the job, its first event and version 1 of its plan. ALREADY_EXISTS (JOB_NAME_TAKEN) while a
-// job of that name lives; the same request_id gives the same job, with other content
+// Stores the job, its first event and version 1 of its plan. ALREADY_EXISTS (JOB_NAME_TAKEN) while
+// a job of that name lives; the same request_id gives the same job, with other content
 // INVALID_ARGUMENT (REQUEST_ID_REUSED).
 absl::StatusOr<v1::Job> SubmitJob(CoreState& state, const SubmitArgs& args, Now now);
 

@@ -4,9 +4,9 @@
 //
 // Group commit: all events that are waiting run as one batch with one transaction, so a slow disk
 // makes batches larger instead of the queue longer. An event is a function on the core; what it
-// returns is released after the commit, in order with the effects. When the store cannot be written,
-// nothing is released: the commit is tried again, and after store_retry_ms the mailbox reports the
-// store as broken (the process ends; acknowledged work is on disk).
+// returns is released after the commit, in order with the effects. When the store cannot be
+// written, nothing is released: the commit is tried again, and after store_retry_ms the mailbox
+// reports the store as broken (the process ends; acknowledged work is on disk).
 #pragma once
 
 #include <atomic>
@@ -61,6 +61,7 @@ class Mailbox {
   bool Post(Event event);
 
   std::size_t size() const { return queue_.size(); }
+  std::int64_t refused() const { return queue_.dropped(); }
   bool store_healthy() const { return store_healthy_.load(std::memory_order_relaxed); }
 
  private:

@@ -10,6 +10,7 @@
 #include "controller/core/workers.h"
 #include "proto/convert/error_detail.h"
 #include "proto/convert/precision.h"
+#include "proto/spec/job_spec.h"
 
 namespace octavo {
 namespace {
@@ -73,26 +74,10 @@ const v1::PrecisionPlan& AppendPlan(CoreState& state, JobRecord& job, PrecisionP
 
 }  // namespace
 
-absl::StatusOr<v1::PrecisionPlan> PlanOfSpec(const v1::JobSpec& spec) {
-  const v1::PrecisionSpec& precision = spec.precision();
-  const std::int32_t layers = spec.model().layers();
-  v1::Recipe wire = precision.parameters();
-  const std::string kind = precision.recipe() == "auto" ? "bf16" : precision.recipe();
-  wire.set_kind(kind.empty() ? "bf16" : kind);
-  ASSIGN_OR_RETURN(const Recipe base, RecipeFromWire(wire));
-  std::vector<PlanOverride> overrides;
-  for (int i = 0; i < precision.overrides_size(); ++i) {
-    absl::StatusOr<PlanOverride> change = ToOverride(precision.overrides(i), layers);
-    RETURN_IF_ERROR(Annotate(change.status(), StrCat("precision.overrides[", i, "]")));
-    overrides.push_back(*change);
-  }
-  PrecisionPlan plan = BuildPlan(layers, base, precision.protect(), overrides);
+v1::PrecisionPlan PlanOfSpec(const v1::JobSpec& spec) {
+  PrecisionPlan plan = BuildPlanFromSpec(spec);
   plan.version = 1;
   plan.author = PlanAuthor::kSpec;
-  plan.reason = precision.recipe() == "auto"
-                    ? StrCat("auto: bf16 with shadow statistics for the first ",
-                             precision.warmup_steps(), " steps")
-                    : StrCat("the job's specification: ", DebugString(base));
   return PlanToWire(plan);
 }
 
@@ -123,8 +108,8 @@ absl::StatusOr<v1::SetPrecisionResponse> SetPrecision(CoreState& state, const Pl
                       "STALE_ETAG");
   }
   if ((edit.rollback_to != 0) == !edit.overrides.empty()) {
-    return WithDetail(
-        InvalidArgumentError("give either overrides or rollback_to, and not both"), "PLAN_INVALID");
+    return WithDetail(InvalidArgumentError("give either overrides or rollback_to, and not both"),
+                      "PLAN_INVALID");
   }
   const PrecisionPlan newest = job->newest_plan;
   PrecisionPlan plan = newest;
@@ -134,15 +119,18 @@ absl::StatusOr<v1::SetPrecisionResponse> SetPrecision(CoreState& state, const Pl
         job->plans.begin(), job->plans.end(),
         [&edit](const v1::PrecisionPlan& p) { return p.version() == edit.rollback_to; });
     if (found == job->plans.end()) {
-      return WithDetail(InvalidArgumentError(StrCat("plan version ", edit.rollback_to,
-                                                    " does not exist; valid is 1 to ",
-                                                    newest.version)),
-                        "PLAN_INVALID");
+      return WithDetail(
+          InvalidArgumentError(StrCat("plan version ", edit.rollback_to,
+                                      " does not exist; valid is 1 to ", newest.version)),
+          "PLAN_INVALID");
     }
     ASSIGN_OR_RETURN(const PrecisionPlan target, PlanFromWire(*found));
     plan.entries = target.entries;
     what = StrCat("back to version ", edit.rollback_to);
   } else {
+    const std::vector<SpecViolation> violations =
+        ValidateOverrides(job->spec(), {edit.overrides.begin(), edit.overrides.end()});
+    RETURN_IF_ERROR(ToStatus(violations, "overrides"));
     for (std::size_t i = 0; i < edit.overrides.size(); ++i) {
       absl::StatusOr<PlanOverride> change = ToOverride(edit.overrides[i], plan.layers);
       if (!change.ok()) {

@@ -1,5 +1,5 @@
-// Precision plans as a resource with history: version 1 from the spec, later ones from operators and
-// the policy; the step at which ranks applied each comes back from them.
+// Precision plans as a resource with history: version 1 from the spec, later ones from operators
+// and the policy; the step at which ranks applied each comes back from them.
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@
 
 namespace octavo {
 
-// Version 1: base recipe, protected layers, overrides. `auto` begins in bf16 (NUMERICS 11).
-absl::StatusOr<v1::PrecisionPlan> PlanOfSpec(const v1::JobSpec& spec);
+// Version 1. REQUIRES: the spec is valid.
+v1::PrecisionPlan PlanOfSpec(const v1::JobSpec& spec);
 
 struct PlanEdit {
   std::string name;

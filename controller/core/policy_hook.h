@@ -25,12 +25,11 @@ class PolicyHook {
  public:
   virtual ~PolicyHook() = default;
 
-  virtual std::optional<PolicyProposal> OnSnapshot(
-      const v1::Job& job, const PrecisionPlan& newest,
-      const internal::v1::TelemetrySnapshot& snapshot, Now now) = 0;
+  virtual std::optional<PolicyProposal> OnSnapshot(const v1::Job& job, const PrecisionPlan& newest,
+                                                   const internal::v1::TelemetrySnapshot& snapshot,
+                                                   Now now) = 0;
   virtual std::optional<PolicyProposal> OnStep(const v1::Job& job, const PrecisionPlan& newest,
-                                               const internal::v1::StepReport& report,
-                                               Now now) = 0;
+                                               const internal::v1::StepReport& report, Now now) = 0;
   // A new attempt begins, or ranks switched to a plan: the grace period starts at `step`.
   virtual void OnSwitch(const v1::Job& job, std::int64_t step) = 0;
   // An operator changed the plan: these entries are his and not undone.

@@ -33,8 +33,8 @@ void Adopt(CoreState& state, JobRecord& job, const std::optional<PolicyProposal>
   const absl::Status adopted =
       AdoptPolicyPlan(state, job, proposal->plan, proposal->direction, proposal->cause, now);
   if (!adopted.ok()) {
-    EmitEvent(state, job, "WARNING",
-              StrCat("the policy's plan was refused: ", Message(adopted)), now);
+    EmitEvent(state, job, "WARNING", StrCat("the policy's plan was refused: ", Message(adopted)),
+              now);
   }
 }
 
@@ -96,9 +96,9 @@ void TakeRecipes(CoreState& state, JobRecord& job, const std::string& worker,
   if (changed && known.plan_version() == effective.plan_version() &&
       known.step() == effective.step()) {
     // All ranks run the same plan (invariant 3): two answers for one step is worth a warning.
-    const std::string text = StrCat("workers/", worker, " runs other recipes than its peers at step ",
-                                    effective.step(), " (plan version ",
-                                    effective.plan_version(), ")");
+    const std::string text =
+        StrCat("workers/", worker, " runs other recipes than its peers at step ", effective.step(),
+               " (plan version ", effective.plan_version(), ")");
     if (job.mismatch_warned != text) {
       job.mismatch_warned = text;
       EmitEvent(state, job, "WARNING", text, now);
@@ -166,11 +166,10 @@ void OnStepReport(CoreState& state, JobRecord& job, const internal::v1::StepRepo
     progress.set_validation_step(report.step());
   }
   if (report.step_seconds() > 0) {
-    job.step_seconds_mean =
-        job.step_seconds_mean == 0
-            ? report.step_seconds()
-            : job.step_seconds_mean * (1 - kStepSecondsWeight) +
-                  report.step_seconds() * kStepSecondsWeight;
+    job.step_seconds_mean = job.step_seconds_mean == 0
+                                ? report.step_seconds()
+                                : job.step_seconds_mean * (1 - kStepSecondsWeight) +
+                                      report.step_seconds() * kStepSecondsWeight;
     progress.set_tokens_per_second(static_cast<double>(report.tokens()) / job.step_seconds_mean);
     progress.set_eta_seconds(static_cast<double>(progress.total_steps() - report.step()) *
                              job.step_seconds_mean);
@@ -188,8 +187,8 @@ void OnStepReport(CoreState& state, JobRecord& job, const internal::v1::StepRepo
                      report.nonfinite_op(), ")"),
               now);
   }
-  state.effects.push_back(StepMetric{
-      .train_job = job.spec().name(), .report = report, .unix_micros = now.unix_micros});
+  state.effects.push_back(
+      StepMetric{.train_job = job.spec().name(), .report = report, .unix_micros = now.unix_micros});
   TouchProgress(state, job, now);
   PublishProgress(state, job, now);
   if (state.policy != nullptr && PolicyEnabled(job)) {

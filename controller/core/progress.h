@@ -8,7 +8,8 @@
 namespace octavo {
 
 // Job-wide values of one step. REQUIRES: the job has a current attempt and the report carries it.
-void OnStepReport(CoreState& state, JobRecord& job, const internal::v1::StepReport& report, Now now);
+void OnStepReport(CoreState& state, JobRecord& job, const internal::v1::StepReport& report,
+                  Now now);
 
 // Statistics of one worker's ranks over an interval; feeds the policy.
 void OnTelemetry(CoreState& state, JobRecord& job, const std::string& worker,

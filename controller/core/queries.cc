@@ -75,9 +75,8 @@ absl::StatusOr<Selector> ParseSelector(const std::string& text) {
 }
 
 bool Matches(const JobRecord& job, const v1::ListJobsRequest& request, const Selector& selector) {
-  if (request.states_size() > 0 &&
-      std::find(request.states().begin(), request.states().end(), job.job().state()) ==
-          request.states().end()) {
+  if (request.states_size() > 0 && std::find(request.states().begin(), request.states().end(),
+                                             job.job().state()) == request.states().end()) {
     return false;
   }
   if (!request.owner().empty() && request.owner() != job.spec().owner()) {
@@ -175,8 +174,7 @@ absl::StatusOr<v1::ListEventsResponse> ListEvents(CoreState& state,
   v1::ListEventsResponse response;
   for (v1::JobEvent& event : events) {
     if (response.events_size() == page_size) {
-      response.set_next_page_token(
-          Token('e', StrCat(response.events(page_size - 1).revision())));
+      response.set_next_page_token(Token('e', StrCat(response.events(page_size - 1).revision())));
       break;
     }
     *response.add_events() = std::move(event);
@@ -209,25 +207,26 @@ absl::StatusOr<WatchStart> StartWatch(CoreState& state, const v1::WatchJobReques
   WatchStart start{.job_uid = job->uid(), .revision = state.revision};
   const std::int64_t token = request.resume_token();
   if (token < 0 || token > state.revision) {
-    return WithDetail(OutOfRangeError(StrCat("resume_token ", token, " is not from this store (its "
-                                             "newest revision is ", state.revision,
-                                             "); watch from 0")),
+    return WithDetail(OutOfRangeError(StrCat("resume_token ", token,
+                                             " is not from this store (its "
+                                             "newest revision is ",
+                                             state.revision, "); watch from 0")),
                       "WATCH_TOKEN_TOO_OLD");
   }
   if (token > 0) {
     ASSIGN_OR_RETURN(const std::vector<v1::JobEvent> first, EventsAfter(state, job->uid(), 0, 1));
-    if (first.empty() || (first.front().kind() != "SUBMITTED" && first.front().revision() > token + 1)) {
+    if (first.empty() ||
+        (first.front().kind() != "SUBMITTED" && first.front().revision() > token + 1)) {
       return WithDetail(OutOfRangeError(StrCat("events after revision ", token,
                                                " are no longer kept; watch from 0")),
                         "WATCH_TOKEN_TOO_OLD");
     }
-    ASSIGN_OR_RETURN(start.backlog,
-                     EventsAfter(state, job->uid(), token, kMaxWatchQueue / 2));
+    ASSIGN_OR_RETURN(start.backlog, EventsAfter(state, job->uid(), token, kMaxWatchQueue / 2));
     if (static_cast<std::int64_t>(start.backlog.size()) == kMaxWatchQueue / 2) {
-      return WithDetail(OutOfRangeError(StrCat("more than ", kMaxWatchQueue / 2,
-                                               " events since revision ", token,
-                                               "; list the events and watch from 0")),
-                        "WATCH_TOKEN_TOO_OLD");
+      return WithDetail(
+          OutOfRangeError(StrCat("more than ", kMaxWatchQueue / 2, " events since revision ", token,
+                                 "; list the events and watch from 0")),
+          "WATCH_TOKEN_TOO_OLD");
     }
   }
   v1::JobEvent snapshot;
@@ -261,11 +260,19 @@ Census TakeCensus(const CoreState& state) {
       ++pending[v1::PendingReason_Name(job->job().pending().reason())];
     }
   }
+  std::map<std::string, std::int32_t> free;
+  for (const WorkerView& view : ClusterOf(state).workers) {
+    free[view.name] = view.condition == WorkerCondition::kReady
+                          ? static_cast<std::int32_t>(view.free_slots.size())
+                          : 0;
+  }
   for (const auto& [name, worker] : state.workers) {
     ++workers[ConditionName(worker.condition)];
     census.workers.push_back({.name = name,
                               .http_address = worker.http_address,
-                              .last_seen_unix_micros = worker.last_seen_unix});
+                              .last_seen_unix_micros = worker.last_seen_unix,
+                              .slots_free = free[name],
+                              .lost = worker.condition == WorkerCondition::kLost});
   }
   for (const JobState job_state : kJobStates) {
     census.jobs_by_state.emplace_back(Name(job_state), jobs[job_state]);

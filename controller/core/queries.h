@@ -29,9 +29,10 @@ struct WatchStart {
   std::int64_t revision = 0;          // everything up to here is in the backlog
   bool over = false;                  // the job has ended: nothing will follow
 };
-// Registers one watcher. OUT_OF_RANGE (WATCH_TOKEN_TOO_OLD): events after the token are gone, or the
-// token is from another store; list and watch from 0.
-absl::StatusOr<WatchStart> StartWatch(CoreState& state, const v1::WatchJobRequest& request, Now now);
+// Registers one watcher. OUT_OF_RANGE (WATCH_TOKEN_TOO_OLD): events after the token are gone, or
+// the token is from another store; list and watch from 0.
+absl::StatusOr<WatchStart> StartWatch(CoreState& state, const v1::WatchJobRequest& request,
+                                      Now now);
 void StopWatch(CoreState& state, const std::string& job_uid);
 
 Census TakeCensus(const CoreState& state);

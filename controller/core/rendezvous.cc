@@ -48,8 +48,8 @@ void RendezvousStore::Handle(std::int32_t rank, const internal::v1::KeyValueRequ
     }
     if (found == values_.end()) {
       if (static_cast<std::int64_t>(values_.size()) >= kMaxKeysPerAttempt) {
-        answers->push_back(Error(
-            rank, request.id(), StrCat("rendezvous: more than ", kMaxKeysPerAttempt, " keys")));
+        answers->push_back(Error(rank, request.id(),
+                                 StrCat("rendezvous: more than ", kMaxKeysPerAttempt, " keys")));
         return;
       }
       values_.emplace(key, value);
@@ -79,13 +79,13 @@ void RendezvousStore::Handle(std::int32_t rank, const internal::v1::KeyValueRequ
     return waiter.rank == rank && waiter.id == request.id();
   });
   if (static_cast<std::int64_t>(waiting_.size()) >= kMaxKeysPerAttempt) {
-    answers->push_back(
-        Error(rank, request.id(), StrCat("rendezvous: more than ", kMaxKeysPerAttempt, " waiting")));
+    answers->push_back(Error(rank, request.id(),
+                             StrCat("rendezvous: more than ", kMaxKeysPerAttempt, " waiting")));
     return;
   }
-  const std::int64_t timeout_ms =
-      request.get().timeout_ms() > 0 ? std::min(request.get().timeout_ms(), kRendezvousGetMs)
-                                     : kRendezvousGetMs;
+  const std::int64_t timeout_ms = request.get().timeout_ms() > 0
+                                      ? std::min(request.get().timeout_ms(), kRendezvousGetMs)
+                                      : kRendezvousGetMs;
   waiting_.push_back({.rank = rank,
                       .id = request.id(),
                       .key = key,

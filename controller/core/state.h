@@ -44,15 +44,15 @@ struct CoreOptions {
 };
 
 // (job uid, attempt, rank): the identity of a rank process; the attempt is the fence.
-using RankKey = std::tuple<std::string, std::int32_t, std::int32_t>;
+using RankId = std::tuple<std::string, std::int32_t, std::int32_t>;
 
 struct RankRuntime {
   internal::v1::RankPhase phase = internal::v1::RANK_PHASE_UNSPECIFIED;
   std::int64_t step = 0;
-  SessionId start_session = 0;   // in which StartRank was last sent
-  SessionId stop_session = 0;    // in which StopRank was last sent
+  SessionId start_session = 0;    // in which StartRank was last sent
+  SessionId stop_session = 0;     // in which StopRank was last sent
   std::int64_t asked_micros = 0;  // when it was first asked to stop; 0 never
-  bool seen = false;             // its worker has reported it as running
+  bool seen = false;              // its worker has reported it as running
 };
 
 struct AttemptRecord {
@@ -74,8 +74,8 @@ struct JobRecord {
   std::vector<v1::PrecisionPlan> plans;  // ascending versions; the last is the newest
   std::vector<internal::v1::StoredAttempt> past;
   std::optional<AttemptRecord> current;
-  std::int64_t queued_micros = 0;       // monotonic, since it waits
-  std::int64_t backoff_until = 0;       // monotonic
+  std::int64_t queued_micros = 0;  // monotonic, since it waits
+  std::int64_t backoff_until = 0;  // monotonic
   std::int64_t progress_saved_micros = 0;
   bool progress_dirty = false;
   std::int64_t events_since_trim = 0;
@@ -100,20 +100,20 @@ struct WorkerRecord {
   std::set<std::int32_t> poisoned;
   SessionId session = 0;
   WorkerCondition condition = WorkerCondition::kReady;
-  std::string drain_reason;         // not empty: draining, by an operator or by its own SIGTERM
-  bool drained_by_operator = false;  // stored; its own drain ends with its process
+  std::string drain_reason;            // not empty: draining, by an operator or by its own SIGTERM
+  bool drained_by_operator = false;    // stored; its own drain ends with its process
   std::int64_t last_heard_micros = 0;  // monotonic
   std::int64_t last_seen_unix = 0;
   std::int64_t acked_sequence = 0;
-  bool heard_since_register = false;  // a heartbeat has come in this session
-  std::map<RankKey, internal::v1::RunningRank> running;  // as it reports
-  std::set<RankKey> kills_sent;       // in this session
+  bool heard_since_register = false;                    // a heartbeat has come in this session
+  std::map<RankId, internal::v1::RunningRank> running;  // as it reports
+  std::set<RankId> kills_sent;                          // in this session
 };
 
 struct CoreState {
   CoreOptions options;
-  PolicyHook* policy = nullptr;  // not owned; may be null
-  JobStore* store = nullptr;  // for reading events only
+  PolicyHook* policy = nullptr;                            // not owned; may be null
+  JobStore* store = nullptr;                               // for reading events only
   std::map<std::string, std::unique_ptr<JobRecord>> jobs;  // by uid
   std::map<std::string, std::string> newest_by_name;       // job name (no prefix) → uid
   std::set<std::string> live;                              // uids not terminal

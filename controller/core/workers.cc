@@ -14,18 +14,16 @@
 namespace octavo {
 namespace {
 
-RankKey KeyOf(const internal::v1::RunningRank& rank) {
+RankId KeyOf(const internal::v1::RunningRank& rank) {
   return {rank.job_uid(), rank.attempt(), rank.rank()};
 }
 
-void Send(CoreState& state, const WorkerRecord& worker,
-          internal::v1::ControllerToWorker message) {
-  state.effects.push_back(
-      SendToWorker{.session = worker.session, .message = std::move(message)});
+void Send(CoreState& state, const WorkerRecord& worker, internal::v1::ControllerToWorker message) {
+  state.effects.push_back(SendToWorker{.session = worker.session, .message = std::move(message)});
 }
 
 // The rank that belongs to that worker in a current attempt and has not ended, or nullptr.
-JobRecord* OwnerOf(CoreState& state, const WorkerRecord& worker, const RankKey& key) {
+JobRecord* OwnerOf(CoreState& state, const WorkerRecord& worker, const RankId& key) {
   const auto& [uid, attempt_number, rank] = key;
   JobRecord* job = FindJobByUid(state, uid);
   const AttemptRecord* attempt = CurrentAttempt(job, attempt_number);
@@ -40,7 +38,7 @@ JobRecord* OwnerOf(CoreState& state, const WorkerRecord& worker, const RankKey& 
 void TakeRunning(CoreState& state, WorkerRecord& worker,
                  const google::protobuf::RepeatedPtrField<internal::v1::RunningRank>& running,
                  Now now) {
-  std::map<RankKey, internal::v1::RunningRank> before = std::move(worker.running);
+  std::map<RankId, internal::v1::RunningRank> before = std::move(worker.running);
   worker.running.clear();
   for (const internal::v1::RunningRank& rank : running) {
     worker.running[KeyOf(rank)] = rank;
@@ -73,7 +71,7 @@ void Refuse(CoreState& state, SessionId session, const std::string& reason) {
   registered.set_accepted(false);
   registered.set_reason(reason);
   state.effects.push_back(std::move(send));
-  state.effects.push_back(CloseSession{.session = session, .reason = reason});
+  state.effects.push_back(CloseWorkerSession{.session = session, .reason = reason});
 }
 
 void OnRegister(CoreState& state, SessionId session, const internal::v1::Register& request,
@@ -92,14 +90,14 @@ void OnRegister(CoreState& state, SessionId session, const internal::v1::Registe
   if (known && worker.session != 0 && worker.session != session && !same_process &&
       silent_ms < state.options.worker_lease_ms) {
     Refuse(state, session,
-           StrCat("a worker named ", name, " is connected from host ", worker.host,
-                  " (heard ", silent_ms, " ms ago); give this one another --name, or wait ",
+           StrCat("a worker named ", name, " is connected from host ", worker.host, " (heard ",
+                  silent_ms, " ms ago); give this one another --name, or wait ",
                   state.options.worker_lease_ms, " ms"));
     return;
   }
   if (worker.session != 0 && worker.session != session) {
-    state.effects.push_back(
-        CloseSession{.session = worker.session, .reason = "the worker opened a newer session"});
+    state.effects.push_back(CloseWorkerSession{.session = worker.session,
+                                               .reason = "the worker opened a newer session"});
     state.sessions.erase(worker.session);
   }
   worker.name = name;
@@ -169,8 +167,8 @@ void OnReliable(CoreState& state, WorkerRecord& worker, const internal::v1::Reli
         break;
       case internal::v1::ReliableReport::kPlanApplied:
         if (JobRecord* job = owner(report.plan_applied())) {
-          OnPlanApplied(state, *job, report.plan_applied().rank(),
-                        report.plan_applied().applied(), now);
+          OnPlanApplied(state, *job, report.plan_applied().rank(), report.plan_applied().applied(),
+                        now);
         }
         break;
       case internal::v1::ReliableReport::kAttemptStart:
@@ -335,7 +333,7 @@ void CheckLeases(CoreState& state, Now now) {
       continue;
     }
     if (worker.session != 0) {
-      state.effects.push_back(CloseSession{
+      state.effects.push_back(CloseWorkerSession{
           .session = worker.session,
           .reason = StrCat("nothing was heard for ", silent_ms, " ms; register again")});
       state.sessions.erase(worker.session);
@@ -344,8 +342,8 @@ void CheckLeases(CoreState& state, Now now) {
     worker.condition = WorkerCondition::kLost;
     worker.running.clear();
     state.schedule_wanted = true;
-    LoseRanksOn(state, name,
-                StrCat("was silent for ", state.options.worker_lease_ms / 1000, " s"), now);
+    LoseRanksOn(state, name, StrCat("was silent for ", state.options.worker_lease_ms / 1000, " s"),
+                now);
   }
   for (const std::string& name : forgotten) {
     state.workers.erase(name);

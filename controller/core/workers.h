@@ -3,9 +3,9 @@
 //   Register ─► READY ──stream breaks──► SILENT ──lease over──► LOST (its ranks have ended)
 //                 └─ drain (operator, or its own SIGTERM) ─► DRAINING
 //
-// A stream carries messages of the worker that registered on it; older streams of the same worker are
-// closed and ignored. Reliable reports are acknowledged after the batch that holds their effect is
-// stored; repeats are recognised by what they say, so a restarted controller needs no sequence.
+// A stream carries messages of the worker that registered on it; older streams of the same worker
+// are closed and ignored. Reliable reports are acknowledged after the batch that holds their effect
+// is stored; repeats are recognised by what they say, so a restarted controller needs no sequence.
 #pragma once
 
 #include <string>

@@ -21,7 +21,7 @@ struct WaitingJob {
   QueueKey key;
   std::string name;  // jobs/{job}
   GangRequest gang;
-  std::int64_t backoff_seconds = 0;     // > 0: not before then
+  std::int64_t backoff_seconds = 0;      // > 0: not before then
   std::int32_t previous_ranks_left = 0;  // processes of its earlier attempts that still hold slots
 };
 

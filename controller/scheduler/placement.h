@@ -55,12 +55,12 @@ struct RankPlacement {
 
 // What the cluster could offer to this request.
 struct Capacity {
-  std::int32_t free = 0;      // on READY workers that match
-  std::int32_t largest = 0;   // usable on READY workers that match: if every other job ended
-  std::int32_t draining = 0;  // usable on draining workers that match
-  std::int32_t workers_known = 0;     // READY or DRAINING, any device
+  std::int32_t free = 0;           // on READY workers that match
+  std::int32_t largest = 0;        // usable on READY workers that match: if every other job ended
+  std::int32_t draining = 0;       // usable on draining workers that match
+  std::int32_t workers_known = 0;  // READY or DRAINING, any device
   std::int32_t workers_matching = 0;  // READY or DRAINING, matching
-  std::string refusal;        // first hardware refusal, when nothing matches
+  std::string refusal;                // first hardware refusal, when nothing matches
 };
 
 // Empty when the worker's hardware can run the request, else the reason.

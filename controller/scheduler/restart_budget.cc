@@ -10,7 +10,8 @@ RestartVerdict AfterAttempt(const RestartLimits& limits, const RestartHistory& h
   const std::string name(Name(failure));
   if (!CountsTowardsRestartMax(failure) && Retryable(failure)) {
     verdict.action = RestartAction::kDisplaced;
-    verdict.reason = name + " does not count as a failure; the next attempt starts when slots are free";
+    verdict.reason =
+        name + " does not count as a failure; the next attempt starts when slots are free";
     return verdict;
   }
   ++verdict.history.failures;
@@ -25,15 +26,17 @@ RestartVerdict AfterAttempt(const RestartLimits& limits, const RestartHistory& h
   if (verdict.history.failures > limits.max) {
     verdict.action = RestartAction::kGiveUp;
     verdict.reason = "failure " + std::to_string(verdict.history.failures) +
-                     " is beyond restart.max = " + std::to_string(limits.max) + "; the last was " + name;
+                     " is beyond restart.max = " + std::to_string(limits.max) + "; the last was " +
+                     name;
     return verdict;
   }
   if (verdict.history.failures_without_progress >= limits.max_without_progress) {
     verdict.action = RestartAction::kGiveUp;
     verdict.failure = FailureClass::kNoProgress;
-    verdict.reason = std::to_string(verdict.history.failures_without_progress) +
-                     " attempts in a row without one step of progress (restart.max_without_progress = " +
-                     std::to_string(limits.max_without_progress) + "); the last ended by " + name;
+    verdict.reason =
+        std::to_string(verdict.history.failures_without_progress) +
+        " attempts in a row without one step of progress (restart.max_without_progress = " +
+        std::to_string(limits.max_without_progress) + "); the last ended by " + name;
     return verdict;
   }
   verdict.action = RestartAction::kRetry;

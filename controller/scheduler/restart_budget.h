@@ -21,7 +21,7 @@ struct RestartLimits {
 inline constexpr std::int64_t kRestartBackoffSecondsMax = 300;
 
 struct RestartHistory {
-  std::int32_t failures = 0;                 // real ones, counted towards `max`
+  std::int32_t failures = 0;                   // real ones, counted towards `max`
   std::int32_t failures_without_progress = 0;  // in a row, the newest included
 
   friend bool operator==(const RestartHistory&, const RestartHistory&) = default;

@@ -32,7 +32,7 @@ struct StoredPlan {
 struct StoredRequest {
   std::string request_id;
   std::string method;
-  std::string job_uid;           // or the worker's name
+  std::string job_uid;            // or the worker's name
   std::uint64_t fingerprint = 0;  // of the request's content: same id, other content is an error
 };
 
@@ -48,14 +48,14 @@ struct StoredDrain {
 };
 
 struct StoreBatch {
-  std::vector<internal::v1::StoredJob> jobs;          // put, by uid; the last one wins
-  std::vector<internal::v1::StoredAttempt> attempts;  // put, by (uid, number)
-  std::vector<StoredPlan> plans;                      // put, by (uid, version)
-  std::vector<StoredRequest> requests;                // insert
-  std::vector<StoredEvent> events;                    // insert, revisions ascending
-  std::vector<StoredDrain> drains;                    // put; an empty reason removes
+  std::vector<internal::v1::StoredJob> jobs;                // put, by uid; the last one wins
+  std::vector<internal::v1::StoredAttempt> attempts;        // put, by (uid, number)
+  std::vector<StoredPlan> plans;                            // put, by (uid, version)
+  std::vector<StoredRequest> requests;                      // insert
+  std::vector<StoredEvent> events;                          // insert, revisions ascending
+  std::vector<StoredDrain> drains;                          // put; an empty reason removes
   std::vector<std::pair<std::string, std::int64_t>> trims;  // uid keeps its newest n events
-  std::vector<std::string> forgotten_jobs;            // uid: every row of the job goes
+  std::vector<std::string> forgotten_jobs;                  // uid: every row of the job goes
 
   bool empty() const {
     return jobs.empty() && attempts.empty() && plans.empty() && requests.empty() &&
