@@ -19,9 +19,9 @@ constexpr std::int64_t kRowsB = 4096;
 constexpr std::int64_t kLiteralRows = 256;
 constexpr std::int64_t kLiteralCols = 512;
 
-// D of the exact way: |decode(q)·D| < 2^56 and its last place >= 2^-66, so products neither
-// overflow in a sum of 2^14 terms nor lose bits below 2^-149.
-constexpr float kExactMin = 0x1p-50f;
+// Largest D of the exact way: |decode(q)·D| < 2^56, so that sums of 2^14 products stay finite. No
+// lower limit: decode(q)·2^-126 still has its last place above 2^-149, and products lose bits to
+// underflow only where C itself is next to the subnormal numbers.
 constexpr float kExactMax = 0x1p40f;
 
 bool IsPowerOfTwo(float value) {
@@ -41,22 +41,13 @@ float DequantScaleOf(const ProductOperand& operand, std::int64_t row, std::int64
                          (operand.k_begin + k) / TileColumns(q) * q.scale_tile_stride];
 }
 
-bool AllZero(const ProductOperand& operand, std::int64_t row, std::int64_t k, std::int64_t n) {
-  const QTensor& q = *operand.quant;
-  const std::uint8_t* codes = q.q + (operand.row_begin + row) * q.stride() + operand.k_begin + k;
-  return std::all_of(codes, codes + n, [](std::uint8_t code) { return (code & 0x7F) == 0; });
-}
-
 // May operand be dequantised first without changing a bit of any product?
 bool ExactWhenDequantised(const ProductOperand& operand, std::int64_t rows, std::int64_t k) {
   const std::int64_t tile = TileColumns(*operand.quant);
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t c = 0; c < k; c += tile) {
       const float d = DequantScaleOf(operand, r, c);
-      if (!IsPowerOfTwo(d)) {
-        return false;
-      }
-      if ((d < kExactMin || d > kExactMax) && !AllZero(operand, r, c, std::min(tile, k - c))) {
+      if (!IsPowerOfTwo(d) || d > kExactMax) {
         return false;
       }
     }

@@ -208,21 +208,27 @@ INSTANTIATE_TEST_SUITE_P(All, Fp8Gemm,
                                   Name(std::get<2>(test.param));
                          });
 
-// D_A·D_B alone would underflow (NUMERICS 2): 2^-100 · 2^-100. Accumulators near 2^150 cannot be
-// reached in FP32, so one factor must be large in turn.
+// The product D_A·D_B alone would underflow for 2^-75 · 2^-75 (NUMERICS 2), and dequantised values
+// would overflow at D = 2^120.
 TEST(Fp8Gemm, ExtremeScalesAreAppliedOneAfterTheOther) {
   Random random(34);
   CpuBackend cpu;
   const Shape s = {16, 16, 128};
   for (const auto& [a_exponent, b_exponent] :
-       {std::pair{-120, 100}, std::pair{-126, 0}, std::pair{100, -126}, std::pair{-60, -60}}) {
+       {std::pair{-120, 100}, std::pair{-126, 0}, std::pair{100, -126}, std::pair{-75, -75},
+        std::pair{-120, 120}}) {
     Quantised a(s.m, s.k, DType::kE4M3, Tiling::kRow128);
     Quantised b(s.n, s.k, DType::kE4M3, Tiling::kRow128);
     Fill(&a, DType::kE4M3, true, random);
     Fill(&b, DType::kE4M3, true, random);
+    const float fraction = a_exponent + b_exponent == -150 ? 1.5f : 1.0f;
     for (std::int64_t r = 0; r < s.m; ++r) {
-      a.dequant_scale(r, 0) = std::ldexp(1.0f, a_exponent);
-      b.dequant_scale(r, 0) = std::ldexp(1.0f, b_exponent);
+      a.dequant_scale(r, 0) = std::ldexp(fraction, a_exponent);
+      b.dequant_scale(r, 0) = std::ldexp(fraction, b_exponent);
+      // The least of these sums is a normal FP32 number only when every code is the largest.
+      for (std::int64_t c = 0; a_exponent + b_exponent == -150 && c < s.k; ++c) {
+        a.code(r, c) = b.code(r, c) = 0x7E;
+      }
     }
     const auto want = Oracle(
         s, [&](auto i, auto l) { return a.Value(i, l); },
@@ -239,6 +245,34 @@ TEST(Fp8Gemm, ExtremeScalesAreAppliedOneAfterTheOther) {
                               .accumulate = false,
                               .mode = Accumulate::kPromoted});
     EXPECT_LE(RelativeError(c, want), 1e-6) << a_exponent << " " << b_exponent;
+  }
+}
+
+TEST(Fp8Gemm, PanelsTakeTheirOwnScales) {
+  Random random(36);
+  CpuBackend cpu;
+  for (const Shape& s : {Shape{1100, 64, 128}, Shape{16, 4224, 128}}) {
+    for (const bool pow2 : {false, true}) {
+      Quantised a(s.m, s.k, DType::kE4M3, Tiling::kRow128);
+      Quantised b(s.n, s.k, DType::kE4M3, Tiling::kRow128);
+      Fill(&a, DType::kE4M3, pow2, random);
+      Fill(&b, DType::kE4M3, pow2, random);
+      const auto want = Oracle(
+          s, [&](auto i, auto l) { return a.Value(i, l); },
+          [&](auto j, auto l) { return b.Value(j, l); });
+      std::vector<float> c(Index(s.m * s.n));
+      cpu->gemm(cpu.context(), {.m = s.m,
+                                .n = s.n,
+                                .k = s.k,
+                                .a = {.quant = a.view()},
+                                .b = {.quant = b.view()},
+                                .c = c.data(),
+                                .c_dtype = DType::kF32,
+                                .ldc = 0,
+                                .accumulate = false,
+                                .mode = Accumulate::kPromoted});
+      EXPECT_LE(RelativeError(c, want), 1e-6) << s.m << " " << s.n;
+    }
   }
 }
 
