@@ -195,7 +195,7 @@ void Agent::On(const Tick&) {
       now_micros_ - disconnected_since_micros_ >= orphan_grace_micros_) {
     orphaned_ = true;
     for (auto& [key, rank] : ranks_) {
-      StopForLocalCause(rank, kRankStopGraceMs,
+      StopForLocalCause(rank, kRankStopGraceMs, v1::WORKER_LOST,
                         StrCat("no controller for ", orphan_grace_micros_ / kMicrosPerMilli,
                                " ms (orphan grace)"));
     }
@@ -292,7 +292,7 @@ void Agent::On(const DrainRequested& event) {
     SendHeartbeat();
   }
   for (auto& [key, rank] : ranks_) {
-    StopForLocalCause(rank, grace_ms, StrCat("worker is draining: ", event.reason));
+    StopForLocalCause(rank, grace_ms, v1::DRAINED, StrCat("worker is draining: ", event.reason));
   }
 }
 

@@ -96,12 +96,14 @@ class Agent {
   void OnKvRequest(RankProcess& rank, const iv1::KeyValueRequest& request);
 
   // Not started, and why: evidence for the controller as good as an end.
-  void RefuseStart(const iv1::RankAssignment& assignment, const std::string& why);
+  void RefuseStart(const iv1::RankAssignment& assignment, v1::FailureClass failure,
+                   const std::string& why);
   void ReportEnd(iv1::RankEnded ended);
   // The process has ended and its stream too (or the wait for it): report and free the slot.
   void FinishRank(const RankKey& key);
   void RemoveRank(const RankKey& key);
-  void StopForLocalCause(RankProcess& rank, std::int64_t grace_ms, const std::string& cause);
+  void StopForLocalCause(RankProcess& rank, std::int64_t grace_ms, v1::FailureClass failure,
+                         const std::string& cause);
   void SendWishesTo(const RankProcess& rank);
 
   void SendUp(iv1::WorkerToController message);        // now; REQUIRES registered_

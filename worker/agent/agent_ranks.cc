@@ -30,7 +30,7 @@ void Agent::OnStartRank(const iv1::RankAssignment& assignment) {
   }
   std::int32_t& newest = newest_attempt_[key.job_uid];
   if (key.attempt < newest) {
-    RefuseStart(assignment,
+    RefuseStart(assignment, v1::RANK_EXIT,
                 StrCat("attempt ", key.attempt, " is stale; this worker has seen ", newest));
     return;
   }
@@ -41,25 +41,27 @@ void Agent::OnStartRank(const iv1::RankAssignment& assignment) {
     }
   }
   if (draining_) {
-    RefuseStart(assignment, StrCat("worker is draining: ", drain_reason_));
+    RefuseStart(assignment, v1::DRAINED, StrCat("worker is draining: ", drain_reason_));
     return;
   }
   const int slot = assignment.slot();
   if (slot < 0 || slot >= static_cast<int>(poisoned_.size())) {
-    RefuseStart(assignment, StrCat("slot ", slot, " does not exist; this worker has slots 0 to ",
-                                   static_cast<int>(poisoned_.size()) - 1));
+    RefuseStart(assignment, v1::RANK_EXIT,
+                StrCat("slot ", slot, " does not exist; this worker has slots 0 to ",
+                       static_cast<int>(poisoned_.size()) - 1));
     return;
   }
   if (poisoned_[static_cast<std::size_t>(slot)]) {
-    RefuseStart(assignment, StrCat("slot ", slot, " is poisoned"));
+    RefuseStart(assignment, v1::SLOT_POISONED, StrCat("slot ", slot, " is poisoned"));
     return;
   }
   const auto tenant = std::find_if(ranks_.begin(), ranks_.end(), [slot](const auto& entry) {
     return entry.second.slot() == slot;
   });
   if (tenant != ranks_.end()) {
-    RefuseStart(assignment, StrCat("slot ", slot, " is busy with ", tenant->first.DebugString(),
-                                   " (", RankStateName(tenant->second.state()), ")"));
+    RefuseStart(assignment, v1::RANK_EXIT,
+                StrCat("slot ", slot, " is busy with ", tenant->first.DebugString(), " (",
+                       RankStateName(tenant->second.state()), ")"));
     return;
   }
   ranks_.emplace(key, RankProcess(assignment, now_micros_));
@@ -75,12 +77,16 @@ void Agent::OnStopRank(const iv1::StopRank& stop) {
     if (ended != ended_.end() && ended->second >= key.attempt) {
       return;  // its end is reported already
     }
-    iv1::RankAssignment unknown;
-    unknown.set_job_uid(key.job_uid);
-    unknown.set_attempt(key.attempt);
-    unknown.set_rank(key.rank);
-    unknown.set_slot(-1);
-    RefuseStart(unknown, "this worker does not run it");
+    // No outcome: the controller asked, and there is nothing of ours to blame.
+    iv1::RankEnded ended_here;
+    ended_here.set_job_uid(key.job_uid);
+    ended_here.set_attempt(key.attempt);
+    ended_here.set_rank(key.rank);
+    ended_here.set_slot(-1);
+    ended_here.set_exit_code(-1);
+    ended_here.set_never_started(true);
+    ended_here.set_log_tail(StrCat(config_.worker, " does not run it\n"));
+    ReportEnd(std::move(ended_here));
     return;
   }
   RankProcess& rank = found->second;
@@ -100,9 +106,11 @@ void Agent::OnStopRank(const iv1::StopRank& stop) {
     SendWishesTo(rank);
   }
   const std::int64_t grace_ms = stop.grace_ms() > 0 ? stop.grace_ms() : kRankStopGraceMs;
-  rank.AskToLeave(grace_ms * kMicrosPerMilli,
-                  StrCat("asked to stop by the controller, with ", grace_ms, " ms of grace"),
-                  now_micros_);
+  rank.AskToLeave(
+      {.grace_micros = grace_ms * kMicrosPerMilli,
+       .cause = StrCat("asked to stop by the controller, with ", grace_ms, " ms of grace"),
+       .failure = v1::RANK_EXIT},
+      now_micros_);
 }
 
 void Agent::OnPlan(const iv1::SendPlan& plan) {
@@ -157,7 +165,7 @@ void Agent::On(const RankSpawnFailed& event) {
   if (rank != ranks_.end()) {
     const iv1::RankAssignment assignment = rank->second.assignment();
     RemoveRank(event.key);
-    RefuseStart(assignment, event.error);
+    RefuseStart(assignment, v1::RANK_EXIT, event.error);
   }
 }
 
@@ -198,9 +206,10 @@ void Agent::FinishRank(const RankKey& key) {
   ended.set_log_tail(end.log_tail);
   if (rank.outcome.has_value()) {
     *ended.mutable_outcome() = *rank.outcome;
-  } else if (!rank.cause().empty()) {
+  } else if (!rank.cause().empty() &&
+             (end.exit.signal == 0 || end.exit.signal == SIGTERM || end.exit.signal == SIGKILL)) {
     // No last word, but we know why it had to leave: say so, the exit alone ("signal 9") cannot.
-    ended.mutable_outcome()->set_failure_class(v1::RANK_EXIT);
+    ended.mutable_outcome()->set_failure_class(rank.cause_class());
     ended.mutable_outcome()->set_message(rank.cause());
     ended.mutable_outcome()->set_step(rank.progress.step());
   } else if (end.out_of_memory && end.exit.signal == SIGKILL) {
@@ -223,7 +232,8 @@ void Agent::ReportEnd(iv1::RankEnded ended) {
   AddReliable(std::move(report));
 }
 
-void Agent::RefuseStart(const iv1::RankAssignment& assignment, const std::string& why) {
+void Agent::RefuseStart(const iv1::RankAssignment& assignment, v1::FailureClass failure,
+                        const std::string& why) {
   Log(true, "rank_refused", StrCat(KeyOf(assignment).DebugString(), ": ", why));
   iv1::RankEnded ended;
   ended.set_job_uid(assignment.job_uid());
@@ -232,7 +242,7 @@ void Agent::RefuseStart(const iv1::RankAssignment& assignment, const std::string
   ended.set_slot(assignment.slot());
   ended.set_exit_code(-1);
   ended.set_never_started(true);
-  ended.mutable_outcome()->set_failure_class(v1::RANK_EXIT);
+  ended.mutable_outcome()->set_failure_class(failure);
   ended.mutable_outcome()->set_message(StrCat("not started on ", config_.worker, ": ", why));
   ReportEnd(std::move(ended));
 }
@@ -263,11 +273,13 @@ void Agent::RemoveRank(const RankKey& key) {
   }
 }
 
-void Agent::StopForLocalCause(RankProcess& rank, std::int64_t grace_ms, const std::string& cause) {
+void Agent::StopForLocalCause(RankProcess& rank, std::int64_t grace_ms, v1::FailureClass failure,
+                              const std::string& cause) {
   if (rank.SetLocalStop(/*with_checkpoint=*/true)) {
     SendWishesTo(rank);
   }
-  rank.AskToLeave(grace_ms * kMicrosPerMilli, cause, now_micros_);
+  rank.AskToLeave({.grace_micros = grace_ms * kMicrosPerMilli, .cause = cause, .failure = failure},
+                  now_micros_);
 }
 
 void Agent::SendWishesTo(const RankProcess& rank) {

@@ -55,13 +55,13 @@ void RankProcess::OnHello(std::int64_t stream) {
   }
 }
 
-void RankProcess::AskToLeave(std::int64_t grace_micros, const std::string& cause,
-                             std::int64_t now_micros) {
+void RankProcess::AskToLeave(const Leave& leave, std::int64_t now_micros) {
   if (!asked_) {
-    cause_ = cause;  // a broken link that came before explains nothing
+    cause_ = leave.cause;  // a broken link that came before explains nothing
+    cause_class_ = leave.failure;
     asked_ = true;
   }
-  ExpectExit(grace_micros, cause, now_micros);
+  ExpectExit(leave.grace_micros, leave.cause, now_micros);
 }
 
 void RankProcess::ExpectExit(std::int64_t grace_micros, const std::string& cause,

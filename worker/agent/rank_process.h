@@ -34,8 +34,14 @@ class RankProcess {
 
   void OnSpawned(int pid, std::int64_t now_micros);
   void OnHello(std::int64_t stream);
-  // It was asked to leave and has so long to do it.
-  void AskToLeave(std::int64_t grace_micros, const std::string& cause, std::int64_t now_micros);
+  // It was asked to leave and has so long to do it. `failure` is what its end is if it has to be
+  // forced or leaves without a last word.
+  struct Leave {
+    std::int64_t grace_micros;
+    std::string cause;
+    v1::FailureClass failure;
+  };
+  void AskToLeave(const Leave& leave, std::int64_t now_micros);
   // The stream broke or the rank said its last word: the process has to end soon by itself. `cause`
   // is told only if it has to be forced.
   void ExpectExit(std::int64_t grace_micros, const std::string& cause, std::int64_t now_micros);
@@ -61,6 +67,7 @@ class RankProcess {
   std::int64_t stream() const { return stream_; }  // 0: none
   void clear_stream() { stream_ = 0; }
   // Why this host made it leave; the first cause is kept. Empty: it left by itself.
+  v1::FailureClass cause_class() const { return cause_class_; }
   std::string cause() const { return asked_ || state_ >= RankState::kTerminating ? cause_ : ""; }
 
   iv1::RankProgress progress;
@@ -85,6 +92,7 @@ class RankProcess {
   int pid_ = 0;
   std::int64_t stream_ = 0;
   std::string cause_;
+  v1::FailureClass cause_class_ = v1::RANK_EXIT;
   bool asked_ = false;
   iv1::Wishes controller_wishes_;
   bool local_stop_ = false;

@@ -397,6 +397,7 @@ TEST_F(AgentTest, StoppingAnUnknownRankIsAnsweredWithEvidence) {
   ASSERT_NE(SentEnd(), nullptr);
   EXPECT_TRUE(SentEnd()->never_started());
   EXPECT_EQ(SentEnd()->attempt(), 4);
+  EXPECT_FALSE(SentEnd()->has_outcome()) << "nobody's failure";
 }
 
 TEST_F(AgentTest, RankThatNeverCallsBackIsKilledAndSaysWhy) {
@@ -499,6 +500,7 @@ TEST_F(AgentTest, OrphanedRanksGetTheStopWishAfterTheGraceAndNotBefore) {
   Register();
   ASSERT_NE(SentEnd(), nullptr);
   EXPECT_THAT(SentEnd()->outcome().message(), HasSubstr("orphan grace"));
+  EXPECT_EQ(SentEnd()->outcome().failure_class(), v1::WORKER_LOST);
 }
 
 TEST_F(AgentTest, DrainStopsRanksRefusesNewOnesAndFinishesWhenTheControllerKnows) {
@@ -511,6 +513,7 @@ TEST_F(AgentTest, DrainStopsRanksRefusesNewOnesAndFinishesWhenTheControllerKnows
   EXPECT_FALSE(agent_->finished(now_));
   Start({"job-b", 1, 0}, 1);
   EXPECT_THAT(SentEnd()->outcome().message(), HasSubstr("draining"));
+  EXPECT_EQ(SentEnd()->outcome().failure_class(), v1::DRAINED) << "does not count as a failure";
   FromRank outcome = Message(a_, 1);
   outcome.message.mutable_outcome()->set_stopped(true);
   Do(outcome);
