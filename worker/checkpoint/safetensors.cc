@@ -57,6 +57,18 @@ bool ParseSafetensorsName(std::string_view name, DType* dtype) {
 absl::StatusOr<FileDigest> WriteSafetensors(FileSystem& fs, const std::string& path,
                                             std::span<const HostTensor> tensors,
                                             const std::map<std::string, std::string>& metadata) {
+  return WriteSafetensorsFrom(fs, path, tensors, metadata,
+                              [tensors](std::size_t i) -> absl::StatusOr<std::span<const char>> {
+                                return std::span<const char>(
+                                    static_cast<const char*>(tensors[i].data),
+                                    static_cast<std::size_t>(tensors[i].bytes()));
+                              });
+}
+
+absl::StatusOr<FileDigest> WriteSafetensorsFrom(FileSystem& fs, const std::string& path,
+                                                std::span<const HostTensor> tensors,
+                                                const std::map<std::string, std::string>& metadata,
+                                                const TensorSource& source) {
   json header = json::object();
   if (!metadata.empty()) {
     header["__metadata__"] = metadata;
@@ -88,9 +100,10 @@ absl::StatusOr<FileDigest> WriteSafetensors(FileSystem& fs, const std::string& p
   };
   RETURN_IF_ERROR(append({reinterpret_cast<const char*>(&length), sizeof(length)}));
   RETURN_IF_ERROR(append(text));
-  for (const HostTensor& t : tensors) {
-    RETURN_IF_ERROR(
-        append({static_cast<const char*>(t.data), static_cast<std::size_t>(t.bytes())}));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    ASSIGN_OR_RETURN(const std::span<const char> bytes, source(i));
+    OCTAVO_CHECK_EQ(static_cast<std::int64_t>(bytes.size()), tensors[i].bytes());
+    RETURN_IF_ERROR(append({bytes.data(), bytes.size()}));
   }
   RETURN_IF_ERROR(file->Sync());
   RETURN_IF_ERROR(file->Close());

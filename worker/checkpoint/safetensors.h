@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -46,6 +47,15 @@ struct FileDigest {
 absl::StatusOr<FileDigest> WriteSafetensors(FileSystem& fs, const std::string& path,
                                             std::span<const HostTensor> tensors,
                                             const std::map<std::string, std::string>& metadata);
+
+// The same when the whole does not fit in memory: `data` of the tensors is not read; `source(i)`
+// gives the bytes of tensor i, called once for each in order, and they may go when it is called
+// again. Its errors end the writing.
+using TensorSource = std::function<absl::StatusOr<std::span<const char>>(std::size_t)>;
+absl::StatusOr<FileDigest> WriteSafetensorsFrom(FileSystem& fs, const std::string& path,
+                                                std::span<const HostTensor> tensors,
+                                                const std::map<std::string, std::string>& metadata,
+                                                const TensorSource& source);
 
 struct SafetensorsEntry {
   DType dtype = DType::kF32;

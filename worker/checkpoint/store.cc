@@ -163,6 +163,30 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(const FileSystem& fs
   return found;
 }
 
+absl::StatusOr<std::string> FindCheckpoint(const FileSystem& fs, const std::string& path) {
+  ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> found, ListCheckpoints(fs, path));
+  const CheckpointInfo* newest = nullptr;
+  std::vector<std::string> problems;
+  for (const CheckpointInfo& info : found) {
+    if (!info.usable) {
+      problems.push_back(StrCat(info.path, ": ", info.problem));
+      continue;
+    }
+    if (newest != nullptr && info.manifest.job_uid != newest->manifest.job_uid) {
+      return InvalidArgumentError(StrCat(path, " holds checkpoints of several jobs, for example ",
+                                         newest->path, " and ", info.path, "; name one of them"));
+    }
+    if (newest == nullptr || info.step > newest->step) {
+      newest = &info;
+    }
+  }
+  if (newest == nullptr) {
+    return NotFoundError(StrCat("no usable checkpoint in ", path, problems.empty() ? "" : ": ",
+                                StrJoin(problems, "; ")));
+  }
+  return newest->path;
+}
+
 absl::Status VerifyCheckpoint(const FileSystem& fs, const std::string& path) {
   const CheckpointInfo info = Inspect(fs, path);
   if (!info.usable) {

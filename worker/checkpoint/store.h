@@ -43,6 +43,11 @@ struct AttemptMarker {
 absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(const FileSystem& fs,
                                                             const std::string& root);
 
+// The checkpoint that a person means by `path`: that folder itself, or the newest usable one below
+// it. NOT_FOUND says why those that are there cannot be used; INVALID_ARGUMENT when checkpoints of
+// several jobs are below it.
+absl::StatusOr<std::string> FindCheckpoint(const FileSystem& fs, const std::string& path);
+
 // Reads every byte: checksums of all shards, their headers. OK, or the first damage found.
 absl::Status VerifyCheckpoint(const FileSystem& fs, const std::string& path);
 
