@@ -23,12 +23,17 @@ class FakeController final : public internal::v1::WorkerService::Service {
   using Up = internal::v1::WorkerToController;
   using Down = internal::v1::ControllerToWorker;
 
-  explicit FakeController(bool acknowledge = true) : acknowledge_(acknowledge) { Start(0); }
+  explicit FakeController(
+      bool acknowledge = true,
+      std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials())
+      : acknowledge_(acknowledge), credentials_(std::move(credentials)) {
+    Start(0);
+  }
   ~FakeController() override { Stop(); }
 
   void Start(int port) {
     grpc::ServerBuilder builder;
-    builder.AddListeningPort(StrCat("127.0.0.1:", port), grpc::InsecureServerCredentials(), &port_);
+    builder.AddListeningPort(StrCat("127.0.0.1:", port), credentials_, &port_);
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
@@ -90,6 +95,11 @@ class FakeController final : public internal::v1::WorkerService::Service {
         },
         from);
   }
+  // The authorization metadata of the newest session.
+  std::string authorization() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return authorization_;
+  }
   std::size_t heard() {
     std::lock_guard<std::mutex> lock(mutex_);
     return heard_.size();
@@ -101,6 +111,10 @@ class FakeController final : public internal::v1::WorkerService::Service {
       std::lock_guard<std::mutex> lock(mutex_);
       context_ = context;
       stream_ = stream;
+      const auto token = context->client_metadata().find("authorization");
+      authorization_ = token == context->client_metadata().end()
+                           ? ""
+                           : std::string(token->second.data(), token->second.size());
     }
     Up message;
     while (stream->Read(&message)) {
@@ -160,12 +174,14 @@ class FakeController final : public internal::v1::WorkerService::Service {
   }
 
   const bool acknowledge_;
+  const std::shared_ptr<grpc::ServerCredentials> credentials_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
   std::mutex mutex_;
   std::condition_variable changed_;
   grpc::ServerContext* context_ = nullptr;                // guarded by mutex_
   grpc::ServerReaderWriter<Down, Up>* stream_ = nullptr;  // guarded by mutex_
+  std::string authorization_;                             // guarded by mutex_
   std::vector<Up> heard_;                                 // guarded by mutex_
   std::map<std::string, std::string> values_;             // guarded by mutex_
   std::vector<internal::v1::RankKeyValue> waiting_;       // guarded by mutex_

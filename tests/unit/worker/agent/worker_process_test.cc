@@ -261,6 +261,30 @@ TEST_F(WorkerProcessTest, KillNineOfTheDaemonLeavesNoRankAndTheStateFolderIsFree
   EXPECT_EQ(again.register_().running_size(), 0);
 }
 
+// One self-signed certificate is certificate, key's owner and authority on both sides.
+TEST_F(WorkerProcessTest, MutualTlsAndABearerTokenReachTheController) {
+  PosixFileSystem& fs = PosixFileSystem::Get();
+  const std::string key = dir_.File("key"), cert = dir_.File("cert"), token = dir_.File("token");
+  auto openssl = Subprocess::Spawn(
+      {.argv = {"openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+                "-nodes", "-keyout", key, "-out", cert, "-days", "1", "-subj", "/CN=octavo",
+                "-addext", "subjectAltName=IP:127.0.0.1"},
+       .stderr_path = dir_.File("openssl.log")});
+  ASSERT_TRUE(openssl.ok()) << ToString(openssl.status());
+  ASSERT_EQ((*openssl)->Wait(Soon()), (ExitReason{.code = 0}));
+  ASSERT_TRUE(fs.WriteFileAtomic(token, "0123456789abcdef\n").ok());
+  grpc::SslServerCredentialsOptions options(
+      GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.pem_root_certs = *fs.ReadFile(cert);
+  options.pem_key_cert_pairs.push_back(
+      {.private_key = *fs.ReadFile(key), .cert_chain = *fs.ReadFile(cert)});
+  FakeController controller(/*acknowledge=*/true, grpc::SslServerCredentials(options));
+  StartWorker(controller,
+              {"--tls-cert", cert, "--tls-key", key, "--tls-ca", cert, "--token-file", token});
+  controller.WaitFor("Register over TLS", IsRegister);
+  EXPECT_EQ(controller.authorization(), "Bearer 0123456789abcdef");
+}
+
 TEST_F(WorkerProcessTest, BadFlagsAndASecondDaemonGetOneClearError) {
   struct Case {
     std::vector<std::string> more;
