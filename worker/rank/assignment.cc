@@ -81,7 +81,8 @@ LrSchedule ScheduleFromSpec(const v1::ScheduleSpec& spec, std::int64_t steps) {
 }  // namespace
 
 absl::StatusOr<TrainingConfig> ConfigFromSpec(const v1::JobSpec& spec) {
-  RETURN_IF_ERROR(Annotate(ToStatus(ValidateJobSpec(spec), "assignment"), "checking the job's spec"));
+  RETURN_IF_ERROR(
+      Annotate(ToStatus(ValidateJobSpec(spec), "assignment"), "checking the job's spec"));
   TrainingConfig c;
   c.job_name = spec.name();
   c.model = ModelFromSpec(spec.model());
@@ -118,7 +119,8 @@ absl::StatusOr<TrainingConfig> ConfigFromSpec(const v1::JobSpec& spec) {
             .validation_fraction = spec.data().validation_fraction()};
   c.checkpoint = {.root = spec.checkpoint().path(),
                   .interval_steps = spec.checkpoint().interval_steps(),
-                  .keep = spec.checkpoint().keep()};
+                  .keep = spec.checkpoint().keep(),
+                  .start_from = spec.checkpoint().start_from()};
   c.validation_interval = train.validation().interval_steps();
   c.validation_batches = train.validation().batches();
   c.telemetry_interval = spec.telemetry().interval_steps();

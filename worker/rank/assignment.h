@@ -15,8 +15,8 @@ absl::StatusOr<TrainingConfig> ConfigFromAssignment(const internal::v1::RankAssi
 // The same from a spec alone, for an offline run of one process per rank.
 absl::StatusOr<TrainingConfig> ConfigFromSpec(const v1::JobSpec& spec);
 
-// Folder of one job's checkpoints below the spec's checkpoint.path: <name>-<uid>, so that a job never
-// takes another's checkpoints for its own.
+// Folder of one job's checkpoints below the spec's checkpoint.path: <name>-<uid>, so that a job
+// never takes another's checkpoints for its own.
 std::string CheckpointRoot(const std::string& path, const std::string& job_name,
                            const std::string& job_uid);
 

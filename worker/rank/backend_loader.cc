@@ -55,8 +55,8 @@ absl::StatusOr<const PluginTable*> LoadPlugin() {
     }
     return table;
   }
-  return NotFoundError(StrCat("no CUDA plug-in: ", tried,
-                              ". Build with a CUDA toolkit, or set OCTAVO_CUDA_PLUGIN"));
+  return NotFoundError(
+      StrCat("no CUDA plug-in: ", tried, ". Build with a CUDA toolkit, or set OCTAVO_CUDA_PLUGIN"));
 }
 
 std::string CpuModel() {

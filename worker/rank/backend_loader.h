@@ -1,8 +1,8 @@
 // Opens the numbers: the CPU backend that is linked in, or the CUDA plug-in by dlopen.
 //
-// The plug-in is liboctavo_cuda.so beside the program, in ../lib beside it, or where OCTAVO_CUDA_PLUGIN
-// says. It is never linked: cuBLASLt's static thread-local storage breaks other processes' threads
-// (ARCHITECTURE 4).
+// The plug-in is liboctavo_cuda.so beside the program, in ../lib beside it, or where
+// OCTAVO_CUDA_PLUGIN says. It is never linked: cuBLASLt's static thread-local storage breaks other
+// processes' threads (ARCHITECTURE 4).
 #pragma once
 
 #include <memory>
@@ -17,9 +17,10 @@ namespace octavo {
 // Owns the backend; the plug-in stays loaded until the process ends.
 class LoadedBackend {
  public:
-  // device: "cpu" or "cuda". NOT_FOUND: no plug-in, with the places tried; FAILED_PRECONDITION: another
-  // ABI or no such device, in the plug-in's words.
-  static absl::StatusOr<std::unique_ptr<LoadedBackend>> Open(const std::string& device, int ordinal);
+  // device: "cpu" or "cuda". NOT_FOUND: no plug-in, with the places tried; FAILED_PRECONDITION:
+  // another ABI or no such device, in the plug-in's words.
+  static absl::StatusOr<std::unique_ptr<LoadedBackend>> Open(const std::string& device,
+                                                             int ordinal);
   ~LoadedBackend();
   LoadedBackend(const LoadedBackend&) = delete;
   LoadedBackend& operator=(const LoadedBackend&) = delete;

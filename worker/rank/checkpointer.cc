@@ -103,17 +103,27 @@ absl::StatusOr<StartPoint> Checkpointer::Begin(Transformer& model,
   if (start.path.empty()) {
     start.state = TrainState{.seed = options_.config.run.seed};
     const absl::Status unusable =
-        damaged == 0 ? absl::OkStatus()
-                     : DataLossError(StrCat("no usable checkpoint in ", store_.root(), ": ",
-                                            start.note,
-                                            ". Repair or remove them to start from fresh weights"));
+        damaged == 0
+            ? absl::OkStatus()
+            : DataLossError(StrCat("no usable checkpoint in ", store_.root(), ": ", start.note,
+                                   ". Repair or remove them to start from fresh weights"));
     RETURN_IF_ERROR(options_.world.Agree(DiskError(leader ? unusable : absl::OkStatus())));
     model.InitializeParameters();
+    const std::string& other = options_.config.checkpoint.start_from;
+    if (!other.empty()) {
+      const absl::Status loaded =
+          options_.world.Agree(DiskError(LoadStartWeights(model, interrupted)));
+      if (loaded.code() == absl::StatusCode::kCancelled) {
+        start.interrupted = true;
+        return start;
+      }
+      RETURN_IF_ERROR(Annotate(loaded, StrCat("loading the weights of checkpoint.start_from ", other)));
+      start.note = StrCat("weights from ", other);
+    }
   }
   saved_step_ = start.path.empty() ? -1 : start.state.step;
   const absl::Status begun = leader ? store_.Begin(start.state.step) : absl::OkStatus();
-  RETURN_IF_ERROR(
-      Annotate(options_.world.Agree(DiskError(begun)), "writing the attempt's marker"));
+  RETURN_IF_ERROR(Annotate(options_.world.Agree(DiskError(begun)), "writing the attempt's marker"));
   return start;
 }
 
@@ -139,6 +149,23 @@ absl::Status Checkpointer::LoadCandidate(const std::string& path, Transformer& m
                                      {"effect", "the resumed run is not bit-identical"}});
   }
   return absl::OkStatus();
+}
+
+absl::Status Checkpointer::LoadStartWeights(Transformer& model,
+                                            const std::function<bool()>& interrupted) {
+  ASSIGN_OR_RETURN(const std::string path,
+                   FindCheckpoint(options_.fs, options_.config.checkpoint.start_from));
+  ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
+                   CheckpointReader::Open(options_.fs, path));
+  RETURN_IF_ERROR(CompareArchitectures(reader->manifest().model, options_.config.model));
+  const auto shards = static_cast<std::int32_t>(reader->manifest().shards.size());
+  for (std::int32_t i = layout_.rank; i < shards; i += layout_.world_size) {
+    if (interrupted()) {
+      return CancelledError("verifying was interrupted by a wish to stop");
+    }
+    RETURN_IF_ERROR(reader->VerifyShard(i));
+  }
+  return LoadWeights(*reader, model, options_.backend, layout_, interrupted);
 }
 
 absl::Status Checkpointer::Poll(bool any_busy) {
@@ -169,11 +196,11 @@ absl::Status Checkpointer::Save(Transformer& model, const TrainState& state, boo
                         .model = options_.config.model,
                         .state = state};
     pending_.state.blas_core = options_.blas_core;
-    writer_.Start({.folder = store_.PartialPath(state.step),
-                   .rank = layout_.rank,
-                   .tensors = CopyOwnedState(model, options_.backend, layout_),
-                   .metadata = {{"job_uid", options_.config.job_uid},
-                                {"step", StrCat(state.step)}}});
+    writer_.Start(
+        {.folder = store_.PartialPath(state.step),
+         .rank = layout_.rank,
+         .tensors = CopyOwnedState(model, options_.backend, layout_),
+         .metadata = {{"job_uid", options_.config.job_uid}, {"step", StrCat(state.step)}}});
     stall_seconds_ += SecondsSince(begin);
   }
   if (!wait) {

@@ -1,15 +1,15 @@
-// Checkpoints of a running job, seen from one rank: when to save, how all ranks come to publish one,
-// and how an attempt begins from the newest good one.
+// Checkpoints of a running job, seen from one rank: when to save, how all ranks come to publish
+// one, and how an attempt begins from the newest good one.
 //
 //   ASSIGN_OR_RETURN(StartPoint start, checkpointer.Begin(model, interrupted));
 //   per step:  control.save_busy = checkpointer.busy(); … reduce …
 //              RETURN_IF_ERROR(checkpointer.Poll(all.save_busy));
 //              if (due) RETURN_IF_ERROR(checkpointer.Save(model, state, /*wait=*/leaving));
 //
-// A save copies this rank's share to host memory and writes it in the background (writer.h). When the
-// control vector shows that no rank is writing any more, all ranks exchange sizes and checksums and
-// rank 0 publishes. A disk that is full or broken costs that checkpoint, is reported, and training goes
-// on; being fenced by a newer attempt ends this one.
+// A save copies this rank's share to host memory and writes it in the background (writer.h). When
+// the control vector shows that no rank is writing any more, all ranks exchange sizes and checksums
+// and rank 0 publishes. A disk that is full or broken costs that checkpoint, is reported, and
+// training goes on; being fenced by a newer attempt ends this one.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +58,8 @@ class Checkpointer {
   bool saving() const { return writer_.active(); }
   // Publishes a save that all ranks have finished. Only fatal errors are returned.
   absl::Status Poll(bool any_busy);
-  // Starts a save of the state after `state.step` steps; with `wait`, publishes it before it returns
-  // and then a failed save is an error. A step that is already saved is not saved again.
+  // Starts a save of the state after `state.step` steps; with `wait`, publishes it before it
+  // returns and then a failed save is an error. A step that is already saved is not saved again.
   absl::Status Save(Transformer& model, const TrainState& state, bool wait);
   // Publishes what is in flight.
   absl::Status Finish();
@@ -70,6 +70,7 @@ class Checkpointer {
  private:
   absl::Status LoadCandidate(const std::string& path, Transformer& model,
                              const std::function<bool()>& interrupted, TrainState* state);
+  absl::Status LoadStartWeights(Transformer& model, const std::function<bool()>& interrupted);
   absl::Status PublishWritten();
 
   const Options options_;
@@ -77,9 +78,9 @@ class Checkpointer {
   const ShardLayout layout_;
   CheckpointStore store_;
   ShardWriter writer_;
-  Manifest pending_;                // of the save in flight
-  std::int64_t saved_step_ = -1;    // newest published
-  absl::Status last_save_;          // of the newest save, the same on all ranks
+  Manifest pending_;              // of the save in flight
+  std::int64_t saved_step_ = -1;  // newest published
+  absl::Status last_save_;        // of the newest save, the same on all ranks
   double stall_seconds_ = 0;
 };
 

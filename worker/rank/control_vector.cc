@@ -33,14 +33,14 @@ bool ControlVector::nonfinite() const {
 }
 
 PackedControl Pack(const ControlVector& c) {
-  return {.sums = {c.grad_norm_squared, c.loss_sum, static_cast<double>(c.tokens), c.aux_loss,
-                   c.z_loss, static_cast<double>(c.nonfinite_elements)},
-          .maxima = {c.stop ? 1.0 : 0.0, c.suspend ? 1.0 : 0.0,
-                     c.stop_without_checkpoint ? 1.0 : 0.0, static_cast<double>(c.checkpoint_wish),
-                     c.save_busy ? 1.0 : 0.0, -static_cast<double>(c.plan_held_min),
-                     static_cast<double>(c.plan_held_max),
-                     c.first_nonfinite == kNoNonfinite ? -kNothing
-                                                       : -static_cast<double>(c.first_nonfinite)}};
+  return {
+      .sums = {c.grad_norm_squared, c.loss_sum, static_cast<double>(c.tokens), c.aux_loss, c.z_loss,
+               static_cast<double>(c.nonfinite_elements)},
+      .maxima = {
+          c.stop ? 1.0 : 0.0, c.suspend ? 1.0 : 0.0, c.stop_without_checkpoint ? 1.0 : 0.0,
+          static_cast<double>(c.checkpoint_wish), c.save_busy ? 1.0 : 0.0,
+          -static_cast<double>(c.plan_held_min), static_cast<double>(c.plan_held_max),
+          c.first_nonfinite == kNoNonfinite ? -kNothing : -static_cast<double>(c.first_nonfinite)}};
 }
 
 ControlVector Unpack(const PackedControl& packed) {

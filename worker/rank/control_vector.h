@@ -5,8 +5,8 @@
 //   ASSIGN_OR_RETURN(ControlVector all, ReduceControl(mine, collectives));
 //
 // Sums: gradient norm squared, loss, tokens, auxiliary losses, non-finite elements. Maxima: wishes,
-// newest plan held, unfinished save; minima travel as maxima of negatives: oldest "newest plan held",
-// first non-finite op. All integers here are below 2^53, so FP64 holds them exactly.
+// newest plan held, unfinished save; minima travel as maxima of negatives: oldest "newest plan
+// held", first non-finite op. All integers here are below 2^53, so FP64 holds them exactly.
 #pragma once
 
 #include <array>

@@ -47,10 +47,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNccl(const GroupOptions& opt
     return InternalError(StrCat("NCCL id of ", group.name, " has ", id.size(), " bytes"));
   }
   Backend backend = options.backend.backend();
-  Communicator* made = plugin.nccl_create(
-      &backend, reinterpret_cast<const std::uint8_t*>(id.data()), group.rank,
-      static_cast<int>(group.members.size()), options.config.collective_timeout_seconds, message,
-      sizeof(message));
+  Communicator* made =
+      plugin.nccl_create(&backend, reinterpret_cast<const std::uint8_t*>(id.data()), group.rank,
+                         static_cast<int>(group.members.size()),
+                         options.config.collective_timeout_seconds, message, sizeof(message));
   if (made == nullptr) {
     return InternalError(StrCat("joining NCCL group ", group.name, ": ", message));
   }

@@ -1,8 +1,8 @@
 // The communicators of one rank: all ranks, its expert-parallel group, its expert-data group.
 //
-// Groups that have the same members share one communicator; a group of one is the self communicator.
-// GPUs talk through NCCL when every rank has a GPU of its own and the plug-in has NCCL; ranks that share
-// a GPU, and CPU ranks, through Gloo.
+// Groups that have the same members share one communicator; a group of one is the self
+// communicator. GPUs talk through NCCL when every rank has a GPU of its own and the plug-in has
+// NCCL; ranks that share a GPU, and CPU ranks, through Gloo.
 #pragma once
 
 #include <memory>

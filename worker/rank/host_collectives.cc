@@ -35,11 +35,13 @@ absl::Status HostCollectives::AllReduce(std::span<double> values, ReduceOp op) {
   }
   OCTAVO_CHECK_LE(count * 8, kMaxBytes);
   const Ops& ops = *backend_.ops;
-  ops.copy(backend_.context,
-           {.dst = device_send_, .src = values.data(), .bytes = count * 8, .kind = CopyKind::kToDevice});
+  ops.copy(
+      backend_.context,
+      {.dst = device_send_, .src = values.data(), .bytes = count * 8, .kind = CopyKind::kToDevice});
   RETURN_IF_ERROR(Marked(comm_->AllReduce(device_send_, count, DType::kF64, op)));
-  ops.copy(backend_.context,
-           {.dst = values.data(), .src = device_send_, .bytes = count * 8, .kind = CopyKind::kToHost});
+  ops.copy(
+      backend_.context,
+      {.dst = values.data(), .src = device_send_, .bytes = count * 8, .kind = CopyKind::kToHost});
   ops.synchronize(backend_.context);
   return absl::OkStatus();
 }
@@ -53,7 +55,8 @@ absl::StatusOr<std::string> HostCollectives::AllGather(std::string_view mine) {
     return all;
   }
   // In parts that fit the receive buffer; part p of rank r lands at r·bytes + begin.
-  const std::size_t part_max = static_cast<std::size_t>(kMaxBytes) / static_cast<std::size_t>(size());
+  const std::size_t part_max =
+      static_cast<std::size_t>(kMaxBytes) / static_cast<std::size_t>(size());
   OCTAVO_CHECK(part_max > 0);
   const Ops& ops = *backend_.ops;
   std::string received;
@@ -61,10 +64,13 @@ absl::StatusOr<std::string> HostCollectives::AllGather(std::string_view mine) {
     const std::size_t part = std::min(part_max, bytes - begin);
     const auto n = static_cast<std::int64_t>(part);
     received.resize(part * static_cast<std::size_t>(size()));
-    ops.copy(backend_.context, {.dst = device_send_, .src = mine.data() + begin, .bytes = n,
-                                .kind = CopyKind::kToDevice});
+    ops.copy(
+        backend_.context,
+        {.dst = device_send_, .src = mine.data() + begin, .bytes = n, .kind = CopyKind::kToDevice});
     RETURN_IF_ERROR(Marked(comm_->AllGather(device_send_, device_receive_, n)));
-    ops.copy(backend_.context, {.dst = received.data(), .src = device_receive_, .bytes = n * size(),
+    ops.copy(backend_.context, {.dst = received.data(),
+                                .src = device_receive_,
+                                .bytes = n * size(),
                                 .kind = CopyKind::kToHost});
     ops.synchronize(backend_.context);
     for (std::size_t r = 0; r < static_cast<std::size_t>(size()); ++r) {
@@ -86,11 +92,14 @@ absl::Status HostCollectives::Broadcast(std::string* text, int root) {
       continue;
     }
     const Ops& ops = *backend_.ops;
-    ops.copy(backend_.context, {.dst = device_send_, .src = text->data() + begin, .bytes = n,
+    ops.copy(backend_.context, {.dst = device_send_,
+                                .src = text->data() + begin,
+                                .bytes = n,
                                 .kind = CopyKind::kToDevice});
     RETURN_IF_ERROR(Marked(comm_->Broadcast(device_send_, n, root)));
-    ops.copy(backend_.context, {.dst = text->data() + begin, .src = device_send_, .bytes = n,
-                                .kind = CopyKind::kToHost});
+    ops.copy(
+        backend_.context,
+        {.dst = text->data() + begin, .src = device_send_, .bytes = n, .kind = CopyKind::kToHost});
     ops.synchronize(backend_.context);
   }
   return absl::OkStatus();

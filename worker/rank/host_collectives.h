@@ -1,7 +1,7 @@
-// Collectives over small host values, whatever kind of pointers the communicator wants: with NCCL they
-// pass through a device buffer taken at start. For control vectors, statuses and file records, not for
-// tensors. An error of a collective itself is marked COLLECTIVE_TIMEOUT (failure.h), which tells it from
-// an error that a rank brought in.
+// Collectives over small host values, whatever kind of pointers the communicator wants: with NCCL
+// they pass through a device buffer taken at start. For control vectors, statuses and file records,
+// not for tensors. An error of a collective itself is marked COLLECTIVE_TIMEOUT (failure.h), which
+// tells it from an error that a rank brought in.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ class HostCollectives {
   absl::StatusOr<std::string> AllGather(std::string_view mine);
   // The root's text on every rank, however long.
   absl::Status Broadcast(std::string* text, int root);
-  // The first error in rank order, on every rank, with the rank's number and its failure class; OK when
-  // all are.
+  // The first error in rank order, on every rank, with the rank's number and its failure class; OK
+  // when all are.
   absl::Status Agree(const absl::Status& mine);
   // True on every rank when it is true on any.
   absl::StatusOr<bool> Any(bool mine);

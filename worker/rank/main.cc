@@ -1,4 +1,5 @@
-// octavo-rank: one process per slot, alive as long as one attempt of one job. Flags, wiring, signals.
+// octavo-rank: one process per slot, alive as long as one attempt of one job. Flags, wiring,
+// signals.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -25,10 +26,10 @@
 namespace octavo {
 namespace {
 
-constexpr int kExitOk = 0;       // finished, stopped or suspended as wished
-constexpr int kExitFailed = 1;   // the outcome says why
-constexpr int kExitUsage = 2;    // a flag is wrong
-constexpr int kExitNoWorker = 3; // no session with the worker
+constexpr int kExitOk = 0;        // finished, stopped or suspended as wished
+constexpr int kExitFailed = 1;    // the outcome says why
+constexpr int kExitUsage = 2;     // a flag is wrong
+constexpr int kExitNoWorker = 3;  // no session with the worker
 
 struct Flags {
   std::string socket, job_uid, device = "cpu", log_level = "info";
@@ -40,7 +41,9 @@ struct Flags {
 class Terminator {
  public:
   Terminator(const StopSignals& signals, WorkerSession& session)
-      : signals_(signals), session_(session), thread_([this](std::stop_token stop) { Run(stop); }) {}
+      : signals_(signals),
+        session_(session),
+        thread_([this](std::stop_token stop) { Run(stop); }) {}
 
   void Watch(RankGroups* groups) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -91,13 +94,13 @@ absl::StatusOr<TrainingOutcome> Train(WorkerSession& session, Terminator& termin
   const std::string worker = assignment.rank() < assignment.peer_workers_size()
                                  ? assignment.peer_workers(assignment.rank())
                                  : assignment.bind_address();
-  ASSIGN_OR_RETURN(
-      const std::unique_ptr<RankGroups> groups,
-      RankGroups::Create({.config = config,
-                          .backend = **backend,
-                          .store = session,
-                          .bind_address = assignment.bind_address(),
-                          .device_id = StrCat(worker, "/", device, "/", assignment.device_ordinal())}));
+  ASSIGN_OR_RETURN(const std::unique_ptr<RankGroups> groups,
+                   RankGroups::Create({.config = config,
+                                       .backend = **backend,
+                                       .store = session,
+                                       .bind_address = assignment.bind_address(),
+                                       .device_id = StrCat(worker, "/", device, "/",
+                                                           assignment.device_ordinal())}));
   LogInfo("gang_met", {{"ranks", config.run.world_size},
                        {"expert_parallel", config.run.expert_parallel},
                        {"transport", groups->transport()}});
@@ -115,7 +118,8 @@ absl::StatusOr<TrainingOutcome> Train(WorkerSession& session, Terminator& termin
 
 int RunRank(const Flags& flags, const StopSignals& signals) {
   SetLogContext({.train_job = flags.job_uid, .attempt = flags.attempt, .rank = flags.rank});
-  LogInfo("rank_started", {{"pid", ::getpid()}, {"version", kVersion}, {"blas_core", BlasCoreType()}});
+  LogInfo("rank_started",
+          {{"pid", ::getpid()}, {"version", kVersion}, {"blas_core", BlasCoreType()}});
   absl::StatusOr<std::unique_ptr<WorkerSession>> session =
       WorkerSession::Connect({.socket = flags.socket,
                               .job_uid = flags.job_uid,

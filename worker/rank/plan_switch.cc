@@ -17,9 +17,8 @@ std::optional<PrecisionPlan> PlanSwitch::Agree(std::int64_t held_min, std::int64
   if (held_min != held_max || held_min <= in_force_) {
     return std::nullopt;
   }
-  const auto agreed = std::find_if(pending_.begin(), pending_.end(), [&](const PrecisionPlan& p) {
-    return p.version == held_min;
-  });
+  const auto agreed = std::find_if(pending_.begin(), pending_.end(),
+                                   [&](const PrecisionPlan& p) { return p.version == held_min; });
   OCTAVO_CHECK(agreed != pending_.end(), "plan %lld was announced and is not held",
                static_cast<long long>(held_min));
   in_force_ = held_min;

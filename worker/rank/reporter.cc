@@ -216,7 +216,8 @@ void Reporter::FillExecuted(const Transformer& model, iv1::TelemetrySnapshot* sn
   for (std::int32_t layer = 0; layer < plan.layers; ++layer) {
     for (int op = 0; op < kOpCount; ++op) {
       const OpSite site{.layer = layer, .op = static_cast<Op>(op)};
-      // What ran most in this interval is in force; the plan where nothing ran (a dense layer's fc1).
+      // What ran most in this interval is in force; the plan where nothing ran (a dense layer's
+      // fc1).
       std::int64_t most = 0;
       std::string in_force = DebugString(plan.Resolve(layer, site.op));
       for (const ExecutedEntry& entry : executed.At(site)) {

@@ -1,10 +1,11 @@
-// What leaves a rank: step reports, heartbeats, telemetry snapshots. Counts and energies are added up
-// over the interval here; sending never waits, and what is dropped is counted and said later.
+// What leaves a rank: step reports, heartbeats, telemetry snapshots. Counts and energies are added
+// up over the interval here; sending never waits, and what is dropped is counted and said later.
 //
 //   reporter.AddPass(model, rolled_back);              after every FinishPass
 //   reporter.AddSample(model);                         after a step with SQNR
 //   reporter.ReportStep(report);                       rank 0
-//   reporter.Snapshot(model, {first, last});           every telemetry interval, and before a switch
+//   reporter.Snapshot(model, {first, last});           every telemetry interval, and before a
+//   switch
 #pragma once
 
 #include <cstdint>
@@ -35,8 +36,8 @@ class Reporter {
   // `comms`: each communicator of this rank once.
   Reporter(TrainingHost& host, std::vector<const Communicator*> comms, std::int32_t rank);
 
-  // Statistics of the pass that has just finished. Of a pass that was rolled back only the non-finite
-  // counts stay.
+  // Statistics of the pass that has just finished. Of a pass that was rolled back only the
+  // non-finite counts stay.
   void AddPass(const Transformer& model, bool rolled_back);
   void AddSample(const Transformer& model);
   // Non-finite elements that this rank saw in the last pass.
@@ -65,9 +66,9 @@ class Reporter {
   TrainingHost& host_;
   const std::vector<const Communicator*> comms_;
   const std::int32_t rank_;
-  std::vector<StatSlot> slots_;      // [stat_sites] of the interval
-  std::vector<SqnrSlot> energies_;   // [sqnr_sites]
-  std::int64_t passes_ = 0;          // in the interval
+  std::vector<StatSlot> slots_;     // [stat_sites] of the interval
+  std::vector<SqnrSlot> energies_;  // [sqnr_sites]
+  std::int64_t passes_ = 0;         // in the interval
   // Monotonic counters as of the last snapshot.
   std::map<std::tuple<std::int32_t, int, std::string, std::string, std::string>, std::int64_t>
       executed_before_;

@@ -58,9 +58,9 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Connect(const Opti
   const iv1::RankAssignment& given = session->assignment_;
   if (given.job_uid() != options.job_uid || given.attempt() != options.attempt ||
       given.rank() != options.rank) {
-    return FailedPreconditionError(StrCat("the assignment is for job ", given.job_uid(), " attempt ",
-                                          given.attempt(), " rank ", given.rank(), ", not ",
-                                          options.job_uid, " ", options.attempt, " ", options.rank));
+    return FailedPreconditionError(StrCat(
+        "the assignment is for job ", given.job_uid(), " attempt ", given.attempt(), " rank ",
+        given.rank(), ", not ", options.job_uid, " ", options.attempt, " ", options.rank));
   }
   return session;
 }
@@ -180,8 +180,8 @@ bool WorkerSession::TryReport(iv1::RankToWorker message) {
 void WorkerSession::Deliver(iv1::RankToWorker message) {
   Stamp(&message);
   if (outbox_.Push(std::move(message), DeadlineAfter(kDeliverWait)) != PushResult::kOk) {
-    LogError("report_lost", {{"what", "a message that must arrive"},
-                             {"waited_ms", kDeliverWait.count()}});
+    LogError("report_lost",
+             {{"what", "a message that must arrive"}, {"waited_ms", kDeliverWait.count()}});
   }
 }
 
@@ -199,14 +199,16 @@ absl::StatusOr<std::string> WorkerSession::Ask(iv1::KeyValueRequest request, dou
   Deliver(std::move(message));
   std::unique_lock<std::mutex> lock(mutex_);
   const auto answered = [&] { return broken_ || replies_[id].has_value(); };
-  // A little longer than the controller waits, so that its answer (which names the key) gets through.
+  // A little longer than the controller waits, so that its answer (which names the key) gets
+  // through.
   const auto limit = milliseconds(static_cast<std::int64_t>(timeout_seconds * 1000) + 2000);
   changed_.wait_for(lock, limit, answered);
   std::optional<iv1::KeyValueReply> reply = std::move(replies_[id]);
   replies_.erase(id);
   if (!reply.has_value()) {
-    return broken_ ? UnavailableError(StrCat(what, ": the session to the worker is lost"))
-                   : DeadlineExceededError(StrCat(what, ": no answer within ", limit.count(), " ms"));
+    return broken_
+               ? UnavailableError(StrCat(what, ": the session to the worker is lost"))
+               : DeadlineExceededError(StrCat(what, ": no answer within ", limit.count(), " ms"));
   }
   if (!reply->ok()) {
     return DeadlineExceededError(StrCat(what, ": ", reply->error()));

@@ -5,9 +5,9 @@
 //   … RunTraining with *session as its TrainingHost and KeyValueStore …
 //   session->SendOutcome(outcome);      // the last word; then Close
 //
-// One thread reads (plans, wishes, answers of the key-value store), one writes from a bounded queue.
-// The training loop never touches the socket. When the stream breaks, the worker is gone: the wish
-// to leave without a checkpoint is set, because nobody could be told of one.
+// One thread reads (plans, wishes, answers of the key-value store), one writes from a bounded
+// queue. The training loop never touches the socket. When the stream breaks, the worker is gone:
+// the wish to leave without a checkpoint is set, because nobody could be told of one.
 #pragma once
 
 #include <atomic>

@@ -59,7 +59,8 @@ std::vector<OwnedTensor> CopyOwnedState(Transformer& model, const Backend& backe
     const Parameter& p = parameters.all()[static_cast<std::size_t>(piece.parameter)];
     for (const StoredBuffer& buffer : BuffersOf(p, parameters.moment_dtype())) {
       const std::int64_t width = DTypeBytes(buffer.dtype);
-      OwnedTensor t{.name = piece.base + buffer.suffix, .dtype = buffer.dtype, .shape = piece.shape};
+      OwnedTensor t{
+          .name = piece.base + buffer.suffix, .dtype = buffer.dtype, .shape = piece.shape};
       t.bytes.resize(static_cast<std::size_t>(piece.count * width));
       backend.ops->copy(backend.context, {.dst = t.bytes.data(),
                                           .src = buffer.data + piece.local_first * width,
@@ -82,6 +83,41 @@ std::vector<OwnedTensor> CopyOwnedState(Transformer& model, const Backend& backe
   return out;
 }
 
+absl::Status LoadWeights(const CheckpointReader& reader, Transformer& model, const Backend& backend,
+                         const ShardLayout& layout, const std::function<bool()>& interrupted) {
+  Parameters& parameters = model.parameters();
+  std::vector<float> values;
+  for (const ShardPiece& piece : HeldPieces(parameters.all(), layout)) {
+    if (interrupted()) {
+      return CancelledError("loading was interrupted by a wish to stop");
+    }
+    const Parameter& p = parameters.all()[static_cast<std::size_t>(piece.parameter)];
+    values.resize(static_cast<std::size_t>(piece.count));
+    RETURN_IF_ERROR(reader.Read(piece.base + "/master", DType::kF32,
+                                {reinterpret_cast<char*>(values.data()), values.size() * 4}));
+    backend.ops->copy(backend.context, {.dst = p.master + piece.local_first,
+                                        .src = values.data(),
+                                        .bytes = piece.count * 4,
+                                        .kind = CopyKind::kToDevice});
+    backend.ops->synchronize(backend.context);  // `values` is used again
+  }
+  std::vector<StateTensor> biases;
+  for (const std::string& name : reader.names()) {
+    if (!StartsWith(name, kStatePrefix) || !EndsWith(name, ".router.bias")) {
+      continue;
+    }
+    StateTensor t{.name = name.substr(std::strlen(kStatePrefix))};
+    t.values.resize(static_cast<std::size_t>(reader.Find(name)->bytes) / sizeof(float));
+    RETURN_IF_ERROR(reader.Read(name, DType::kF32,
+                                {reinterpret_cast<char*>(t.values.data()),
+                                 t.values.size() * sizeof(float)}));
+    biases.push_back(std::move(t));
+  }
+  RETURN_IF_ERROR(Annotate(model.ImportState(biases), StrCat("checkpoint ", reader.path())));
+  model.ParametersLoaded();
+  return absl::OkStatus();
+}
+
 absl::Status LoadState(const CheckpointReader& reader, Transformer& model, const Backend& backend,
                        const ShardLayout& layout, const std::function<bool()>& interrupted) {
   Parameters& parameters = model.parameters();
@@ -94,7 +130,8 @@ absl::Status LoadState(const CheckpointReader& reader, Transformer& model, const
     for (const StoredBuffer& buffer : BuffersOf(p, parameters.moment_dtype())) {
       const std::string name = piece.base + buffer.suffix;
       const SafetensorsEntry* entry = reader.Find(name);
-      const bool is_master = buffer.dtype == DType::kF32 && std::strcmp(buffer.suffix, "/master") == 0;
+      const bool is_master =
+          buffer.dtype == DType::kF32 && std::strcmp(buffer.suffix, "/master") == 0;
       const DType stored = entry != nullptr && !is_master ? entry->dtype : buffer.dtype;
       bytes.resize(static_cast<std::size_t>(piece.count * DTypeBytes(stored)));
       RETURN_IF_ERROR(reader.Read(name, stored, bytes));
@@ -119,9 +156,9 @@ absl::Status LoadState(const CheckpointReader& reader, Transformer& model, const
                   .expert = expert};
     const SafetensorsEntry* entry = reader.Find(name);
     t.values.resize(static_cast<std::size_t>(entry->bytes) / sizeof(float));
-    RETURN_IF_ERROR(reader.Read(name, DType::kF32,
-                                {reinterpret_cast<char*>(t.values.data()),
-                                 t.values.size() * sizeof(float)}));
+    RETURN_IF_ERROR(
+        reader.Read(name, DType::kF32,
+                    {reinterpret_cast<char*>(t.values.data()), t.values.size() * sizeof(float)}));
     state.push_back(std::move(t));
   }
   RETURN_IF_ERROR(Annotate(model.ImportState(state), StrCat("checkpoint ", reader.path())));

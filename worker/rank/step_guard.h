@@ -1,7 +1,8 @@
 // What to do with a pass that may hold non-finite values (NUMERICS 11, step retry). Pure.
 //
 //   first pass clean                       → apply
-//   first pass non-finite, FP8 in the plan → retry in BF16: the layer of the first non-finite op, or
+//   first pass non-finite, FP8 in the plan → retry in BF16: the layer of the first non-finite op,
+//   or
 //                                            all layers when no op is known
 //   first pass non-finite, no FP8 anywhere → skip (the same arithmetic again gives the same values)
 //   retried pass clean                     → apply, counted as retried
@@ -22,7 +23,7 @@ enum class StepOutcome : std::uint8_t { kApplied = 0, kAppliedAfterRetry = 1, kS
 struct PassVerdict {
   bool nonfinite = false;
   bool site_known = false;
-  std::int32_t layer = 0;   // of the first non-finite op, when known
+  std::int32_t layer = 0;  // of the first non-finite op, when known
   bool plan_has_fp8 = false;
 };
 

@@ -30,12 +30,13 @@ class TokenFeed {
   std::int32_t microbatches() const { return microbatches_; }
 
  private:
-  TokenFeed(const Backend& backend, Loader loader) : backend_(backend), loader_(std::move(loader)) {}
+  TokenFeed(const Backend& backend, Loader loader)
+      : backend_(backend), loader_(std::move(loader)) {}
 
   Backend backend_;
   Loader loader_;
   std::int32_t microbatches_ = 0;
-  std::int64_t tokens_ = 0;       // of a microbatch
+  std::int64_t tokens_ = 0;  // of a microbatch
   std::int32_t* device_ = nullptr;
   std::int32_t* pinned_ = nullptr;
 };

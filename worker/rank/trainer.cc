@@ -100,10 +100,11 @@ absl::StatusOr<StepResult> Trainer::Step() {
                    : retry  ? StepOutcome::kAppliedAfterRetry
                             : StepOutcome::kApplied;
   if (decision.action == StepAction::kFail) {
-    result.fatal = WithFailure(
-        AbortedError(StrCat("step ", state_.step, ": non-finite values in ", guard_.skips_in_a_row(),
-                            " steps in a row, also in bf16; first in ", nonfinite_op)),
-        FailureClass::kNumericFailure);
+    result.fatal =
+        WithFailure(AbortedError(StrCat("step ", state_.step, ": non-finite values in ",
+                                        guard_.skips_in_a_row(),
+                                        " steps in a row, also in bf16; first in ", nonfinite_op)),
+                    FailureClass::kNumericFailure);
   }
   FillReport(all, result, lr, SecondsSince(begin));
   report_.set_nonfinite_op(result.outcome == StepOutcome::kApplied ? "" : nonfinite_op);
@@ -144,23 +145,22 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingSetup& se
   auto trainer = std::unique_ptr<Trainer>(new Trainer(setup));
   const TrainingConfig& config = setup.config;
   const RunConfig& run = config.run;
-  trainer->world_ = std::make_unique<HostCollectives>(setup.backend, setup.comms.world,
-                                                      trainer->device_);
-  trainer->reporter_ =
-      std::make_unique<Reporter>(*setup.host, UniqueComms(setup.comms), run.rank);
-  trainer->checkpointer_ = std::make_unique<Checkpointer>(
-      Checkpointer::Options{.config = trainer->setup_.config,
-                            .fs = *setup.fs,
-                            .backend = trainer->setup_.backend,
-                            .world = *trainer->world_,
-                            .host = *setup.host,
-                            .blas_core = setup.blas_core});
+  trainer->world_ =
+      std::make_unique<HostCollectives>(setup.backend, setup.comms.world, trainer->device_);
+  trainer->reporter_ = std::make_unique<Reporter>(*setup.host, UniqueComms(setup.comms), run.rank);
+  trainer->checkpointer_ =
+      std::make_unique<Checkpointer>(Checkpointer::Options{.config = trainer->setup_.config,
+                                                           .fs = *setup.fs,
+                                                           .backend = trainer->setup_.backend,
+                                                           .world = *trainer->world_,
+                                                           .host = *setup.host,
+                                                           .blas_core = setup.blas_core});
 
   ASSIGN_OR_RETURN(std::shared_ptr<const TokenDataset> dataset,
                    OpenTokenDataset(*setup.fs, config.data.path));
-  TrainValidationSplit split = SplitTail(
-      dataset->token_count(),
-      config.data.validation_path.empty() ? config.data.validation_fraction : 0.0);
+  TrainValidationSplit split =
+      SplitTail(dataset->token_count(),
+                config.data.validation_path.empty() ? config.data.validation_fraction : 0.0);
   LoaderOptions options{.region = split.train,
                         .sequence_length = run.sequence_length,
                         .vocab = config.model.vocab,
@@ -263,13 +263,13 @@ absl::StatusOr<std::optional<double>> Trainer::Validate() {
   for (std::int32_t m = 0; m < validation_feed_->microbatches(); ++m) {
     reporter_->Heartbeat(iv1::RANK_VALIDATING, state_.step, "");
     const RankWishes wishes = PollWishes();
-    ASSIGN_OR_RETURN(const bool leave, world_->Any(wishes.stop || wishes.suspend ||
-                                                   wishes.stop_without_checkpoint));
+    ASSIGN_OR_RETURN(const bool leave,
+                     world_->Any(wishes.stop || wishes.suspend || wishes.stop_without_checkpoint));
     if (leave) {
       return std::optional<double>();
     }
-    RETURN_IF_ERROR(model_->Evaluate(validation_feed_->tokens(m), validation_feed_->targets(m),
-                                     &loss_sum));
+    RETURN_IF_ERROR(
+        model_->Evaluate(validation_feed_->tokens(m), validation_feed_->targets(m), &loss_sum));
     tokens += setup_.config.run.tokens();
   }
   std::vector<double> sums = {loss_sum, static_cast<double>(tokens)};
@@ -331,7 +331,8 @@ std::string Trainer::NonfiniteOp(const ControlVector& control) const {
 
 void Trainer::FillReport(const ControlVector& control, const StepResult& result, double lr,
                          double seconds) {
-  const double loss = control.loss_sum / static_cast<double>(std::max<std::int64_t>(control.tokens, 1));
+  const double loss =
+      control.loss_sum / static_cast<double>(std::max<std::int64_t>(control.tokens, 1));
   if (state_.step == 1) {
     state_.first_loss = loss;
   }

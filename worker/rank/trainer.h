@@ -26,9 +26,9 @@ namespace octavo {
 
 // What the ranks agreed to do after a step.
 struct StepResult {
-  ControlVector control;      // of the step's last pass, reduced
+  ControlVector control;  // of the step's last pass, reduced
   StepOutcome outcome = StepOutcome::kApplied;
-  absl::Status fatal;         // too many skips in a row
+  absl::Status fatal;  // too many skips in a row
 };
 
 // Not thread-safe.
@@ -79,10 +79,10 @@ class Trainer {
   PlanSwitch plans_;
   StepGuard guard_;
   TrainState state_;
-  std::int64_t snapshot_from_ = 1;        // first step of the current telemetry interval
+  std::int64_t snapshot_from_ = 1;  // first step of the current telemetry interval
   std::int64_t agreed_checkpoint_wish_ = 0, served_checkpoint_wish_ = 0;
   double validation_loss_;
-  iv1::StepReport report_;                // of the last step
+  iv1::StepReport report_;  // of the last step
 };
 
 }  // namespace octavo

@@ -88,9 +88,9 @@ TrainingOutcome RunTraining(const TrainingSetup& setup) {
   outcome.failure = FailureOf(status);
   outcome.message = status.ok() ? "" : Message(status);
   if (!status.ok()) {
-    LogError("training_failed", {{"failure", Name(outcome.failure)},
-                                 {"step", outcome.step},
-                                 {"error", outcome.message}});
+    LogError(
+        "training_failed",
+        {{"failure", Name(outcome.failure)}, {"step", outcome.step}, {"error", outcome.message}});
   }
   return outcome;
 }

@@ -1,11 +1,11 @@
-// Training of one rank from start to last step, without knowing where commands come from or reports go:
-// the rank process, benches and tests with ranks as threads all call RunTraining.
+// Training of one rank from start to last step, without knowing where commands come from or reports
+// go: the rank process, benches and tests with ranks as threads all call RunTraining.
 //
 //   TrainingOutcome outcome = RunTraining({.config = config, .plan = plan, .backend = backend,
 //                                          .comms = comms, .host = &host, .fs = &fs});
 //
-// Order: agree on the plan, build the model, load or initialise, step (trainer.h), save, report. All
-// ranks of a job call it with equal configurations but for their rank.
+// Order: agree on the plan, build the model, load or initialise, step (trainer.h), save, report.
+// All ranks of a job call it with equal configurations but for their rank.
 #pragma once
 
 #include <cstdint>
@@ -31,23 +31,23 @@ struct TrainingHooks {
 
 struct TrainingSetup {
   TrainingConfig config;
-  PrecisionPlan plan;      // newest this rank was given; rank 0's is the one all begin with
-  Backend backend;         // not owned
-  ModelComms comms;        // not owned; groups may share one communicator
+  PrecisionPlan plan;  // newest this rank was given; rank 0's is the one all begin with
+  Backend backend;     // not owned
+  ModelComms comms;    // not owned; groups may share one communicator
   TrainingHost* host = nullptr;
   FileSystem* fs = nullptr;
-  std::string blas_core;   // recorded in checkpoints
+  std::string blas_core;  // recorded in checkpoints
   TrainingHooks hooks;
 };
 
 struct TrainingOutcome {
   FailureClass failure = FailureClass::kNone;
   std::string message;
-  std::int64_t step = 0;        // steps completed
-  bool stopped = false;         // by a stop wish
+  std::int64_t step = 0;  // steps completed
+  bool stopped = false;   // by a stop wish
   bool suspended = false;
   double last_loss = 0;
-  double validation_loss = 0;   // newest; NaN when none ran
+  double validation_loss = 0;  // newest; NaN when none ran
   bool ok() const { return failure == FailureClass::kNone; }
 };
 

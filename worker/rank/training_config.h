@@ -13,14 +13,15 @@ namespace octavo {
 
 struct DataConfig {
   std::string path;
-  std::string validation_path;       // empty: the tail of path
-  double validation_fraction = 0.02; // of path, when validation_path is empty
+  std::string validation_path;        // empty: the tail of path
+  double validation_fraction = 0.02;  // of path, when validation_path is empty
 };
 
 struct CheckpointConfig {
-  std::string root;                  // folder of this job's checkpoints; empty: none are written
-  std::int64_t interval_steps = 0;   // 0: only at the end
+  std::string root;                 // folder of this job's checkpoints; empty: none are written
+  std::int64_t interval_steps = 0;  // 0: only at the end
   std::int32_t keep = 2;
+  std::string start_from;            // weights of a job that has no checkpoint yet; empty: random
 };
 
 struct TrainingConfig {
@@ -30,7 +31,7 @@ struct TrainingConfig {
   RunConfig run;
   OptimizerOptions optimizer;
   LrSchedule schedule;
-  double clip = 1.0;                 // global gradient norm limit; 0: off
+  double clip = 1.0;  // global gradient norm limit; 0: off
   std::int64_t steps = 0;
   DataConfig data;
   CheckpointConfig checkpoint;

@@ -1,10 +1,10 @@
 // What the training loop wants from the outside, as one narrow interface: commands to read at step
-// boundaries, and places for reports. The session to the worker implements it for a rank process; tests
-// and benches have their own.
+// boundaries, and places for reports. The session to the worker implements it for a rank process;
+// tests and benches have their own.
 //
 // Reading never waits. TryReport never waits either: telemetry is dropped and counted rather than
-// holding up a step (ARCHITECTURE 6, invariant 8). Deliver may wait for room for a bounded time; it is
-// for the few messages that must arrive (checkpoint saved, plan applied, start of the attempt).
+// holding up a step (ARCHITECTURE 6, invariant 8). Deliver may wait for room for a bounded time; it
+// is for the few messages that must arrive (checkpoint saved, plan applied, start of the attempt).
 #pragma once
 
 #include <cstdint>
