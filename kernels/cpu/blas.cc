@@ -239,6 +239,7 @@ void EnsureBlasCoreType(char** argv) {
     return;
   }
   setenv(kCoreVariable, choice.c_str(), 1);
+  setenv("OPENBLAS_NUM_THREADS", "1", 0);  // no idle pool, and no thread before main forks
   execv("/proc/self/exe", argv);
   std::perror("re-executing with OPENBLAS_CORETYPE set failed; sgemm stays slow");
   unsetenv(kCoreVariable);

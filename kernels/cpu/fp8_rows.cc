@@ -119,6 +119,8 @@ HWY_INLINE VF Load(const std::uint16_t* x) {
   const hn::RebindToUnsigned<F32> du;
   return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, x))));
 }
+HWY_INLINE float Scalar(float x) { return x; }
+HWY_INLINE float Scalar(std::uint16_t x) { return FloatFromBf16(x); }
 HWY_INLINE void StoreCodes(VI code, std::uint8_t* q) {
   const hn::Rebind<std::uint8_t, F32> d8;
   hn::StoreU(hn::DemoteTo(d8, code), d8, q);
@@ -210,23 +212,36 @@ void ScanRowImpl(const float* x, std::int64_t n, ScanCounts* counts) {
   counts->amax_bits = std::max(counts->amax_bits, amax_bits);
 }
 
-bool MaxRowImpl(const float* x, std::int64_t n, std::uint32_t* amax_bits) {
+template <class T>
+HWY_INLINE bool MaxColumnsLoop(const Matrix& m, const T* x, std::uint32_t* amax_bits) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
   VI largest = hn::Zero(I32());
   bool tame = true;
-  std::int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    const VI magnitude = Magnitude(Load(x + i));
-    const auto wild = AtLeast(magnitude, 0x7F800000u);
-    largest = hn::Max(largest, magnitude);
-    auto* slot = reinterpret_cast<std::int32_t*>(amax_bits + i);
-    hn::StoreU(hn::Max(hn::LoadU(I32(), slot), hn::IfThenZeroElse(wild, magnitude)), I32(), slot);
+  std::int64_t c = 0;
+  for (; c + lanes <= m.cols; c += lanes) {
+    VI amax = hn::Zero(I32());
+    for (std::int64_t r = 0; r < m.rows; ++r) {
+      const VI magnitude = Magnitude(Load(x + r * m.stride + c));
+      largest = hn::Max(largest, magnitude);
+      amax = hn::Max(amax, hn::IfThenZeroElse(AtLeast(magnitude, 0x7F800000u), magnitude));
+    }
+    hn::StoreU(amax, I32(), reinterpret_cast<std::int32_t*>(amax_bits + c));
   }
-  for (; i < n; ++i) {
-    amax_bits[i] = std::max(amax_bits[i], FiniteMagnitudeBits(x[i]));
-    tame = tame && (std::bit_cast<std::uint32_t>(x[i]) & 0x7FFFFFFFu) < 0x7F800000u;
+  for (; c < m.cols; ++c) {
+    amax_bits[c] = 0;
+    for (std::int64_t r = 0; r < m.rows; ++r) {
+      const float value = Scalar(x[r * m.stride + c]);
+      amax_bits[c] = std::max(amax_bits[c], FiniteMagnitudeBits(value));
+      tame = tame && (std::bit_cast<std::uint32_t>(value) & 0x7FFFFFFFu) < 0x7F800000u;
+    }
   }
   return tame && hn::GetLane(hn::MaxOfLanes(I32(), largest)) < 0x7F800000;
+}
+
+bool MaxColumnsImpl(const Matrix& m, std::uint32_t* amax_bits) {
+  return m.dtype == DType::kBF16
+             ? MaxColumnsLoop(m, static_cast<const std::uint16_t*>(m.data), amax_bits)
+             : MaxColumnsLoop(m, static_cast<const float*>(m.data), amax_bits);
 }
 
 // kByColumn: quant_scale is [n], else [1].
@@ -251,32 +266,55 @@ HWY_INLINE void EncodeLoop(const float* x, const float* quant_scale, std::int64_
   }
 }
 
-template <class Format, bool kByColumn>
-HWY_INLINE void EncodeTameLoop(const float* x, const float* quant_scale, std::int64_t n,
-                               std::uint8_t* q) {
+template <class Format>
+HWY_INLINE void EncodeTameLoop(const float* x, float quant_scale, std::int64_t n, std::uint8_t* q) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
-  const VF common = hn::Set(F32(), quant_scale[0]);
+  const VF factor = hn::Set(F32(), quant_scale);
   std::int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    const VF scaled = hn::Mul(Load(x + i), kByColumn ? Load(quant_scale + i) : common);
+    const VF scaled = hn::Mul(Load(x + i), factor);
     StoreCodes(WithSign(EncodeTame<Format>(Magnitude(scaled)), scaled), q + i);
   }
   for (; i < n; ++i) {
-    q[i] = Fp8Encode<Format>(x[i] * quant_scale[kByColumn ? i : 0]);
+    q[i] = Fp8Encode<Format>(x[i] * quant_scale);
   }
 }
 
-void EncodeTameRowImpl(DType format, const float* x, const float* quant_scale, bool by_column,
-                       std::int64_t n, std::uint8_t* q) {
-  if (n == 0) {
-    return;
+void EncodeTameRowImpl(DType format, const float* x, float quant_scale, std::int64_t n,
+                       std::uint8_t* q) {
+  format == DType::kE4M3 ? EncodeTameLoop<E4M3>(x, quant_scale, n, q)
+                         : EncodeTameLoop<E5M2>(x, quant_scale, n, q);
+}
+
+template <class Format, class T>
+HWY_INLINE void EncodeTameColumnsLoop(const Matrix& m, const T* x, const float* quant_scale,
+                                      ByteMatrix q) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
+  std::int64_t c = 0;
+  for (; c + lanes <= m.cols; c += lanes) {
+    const VF factor = Load(quant_scale + c);
+    for (std::int64_t r = 0; r < m.rows; ++r) {
+      const VF scaled = hn::Mul(Load(x + r * m.stride + c), factor);
+      StoreCodes(WithSign(EncodeTame<Format>(Magnitude(scaled)), scaled),
+                 q.data + r * q.stride + c);
+    }
   }
+  for (; c < m.cols; ++c) {
+    for (std::int64_t r = 0; r < m.rows; ++r) {
+      q.data[r * q.stride + c] = Fp8Encode<Format>(Scalar(x[r * m.stride + c]) * quant_scale[c]);
+    }
+  }
+}
+
+void EncodeTameColumnsImpl(DType format, const Matrix& m, const float* quant_scale, ByteMatrix q) {
+  const auto* narrow = static_cast<const std::uint16_t*>(m.data);
+  const auto* wide = static_cast<const float*>(m.data);
   if (format == DType::kE4M3) {
-    by_column ? EncodeTameLoop<E4M3, true>(x, quant_scale, n, q)
-              : EncodeTameLoop<E4M3, false>(x, quant_scale, n, q);
+    m.dtype == DType::kBF16 ? EncodeTameColumnsLoop<E4M3>(m, narrow, quant_scale, q)
+                            : EncodeTameColumnsLoop<E4M3>(m, wide, quant_scale, q);
   } else {
-    by_column ? EncodeTameLoop<E5M2, true>(x, quant_scale, n, q)
-              : EncodeTameLoop<E5M2, false>(x, quant_scale, n, q);
+    m.dtype == DType::kBF16 ? EncodeTameColumnsLoop<E5M2>(m, narrow, quant_scale, q)
+                            : EncodeTameColumnsLoop<E5M2>(m, wide, quant_scale, q);
   }
 }
 
@@ -459,7 +497,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace octavo::cpu {
 HWY_EXPORT(ScanRowImpl);
-HWY_EXPORT(MaxRowImpl);
+HWY_EXPORT(MaxColumnsImpl);
+HWY_EXPORT(EncodeTameColumnsImpl);
 HWY_EXPORT(EncodeRowImpl);
 HWY_EXPORT(EncodeTameRowImpl);
 HWY_EXPORT(RescaleRowImpl);
@@ -470,8 +509,12 @@ void ScanRow(const float* x, std::int64_t n, ScanCounts* counts) {
   HWY_DYNAMIC_DISPATCH(ScanRowImpl)(x, n, counts);
 }
 
-bool MaxRow(const float* x, std::int64_t n, std::uint32_t* amax_bits) {
-  return HWY_DYNAMIC_DISPATCH(MaxRowImpl)(x, n, amax_bits);
+bool MaxColumns(const Matrix& m, std::uint32_t* amax_bits) {
+  return HWY_DYNAMIC_DISPATCH(MaxColumnsImpl)(m, amax_bits);
+}
+
+void EncodeTameColumns(DType format, const Matrix& m, const float* quant_scale, ByteMatrix q) {
+  HWY_DYNAMIC_DISPATCH(EncodeTameColumnsImpl)(format, m, quant_scale, q);
 }
 
 void EncodeRow(DType format, const float* x, float quant_scale, std::int64_t n, std::uint8_t* q,
@@ -484,14 +527,9 @@ void EncodeRowByColumn(DType format, const float* x, const float* quant_scale, s
   HWY_DYNAMIC_DISPATCH(EncodeRowImpl)(format, x, quant_scale, true, n, q, counts);
 }
 
-void EncodeTameRowByColumn(DType format, const float* x, const float* quant_scale, std::int64_t n,
-                           std::uint8_t* q) {
-  HWY_DYNAMIC_DISPATCH(EncodeTameRowImpl)(format, x, quant_scale, true, n, q);
-}
-
 void EncodeTameRow(DType format, const float* x, float quant_scale, std::int64_t n, std::uint8_t* q,
                    CastCounts* counts) {
-  HWY_DYNAMIC_DISPATCH(EncodeTameRowImpl)(format, x, &quant_scale, false, n, q);
+  HWY_DYNAMIC_DISPATCH(EncodeTameRowImpl)(format, x, quant_scale, n, q);
   for (std::int64_t i = 0; i < n; ++i) {
     counts->zero_codes += (q[i] & 0x7F) == 0 ? 1u : 0u;
   }

@@ -27,9 +27,26 @@ struct CastCounts {
 // Adds to counts.
 void ScanRow(const float* x, std::int64_t n, ScanCounts* counts);
 
-// amax_bits[i] = max(amax_bits[i], bits of |x[i]| if finite), for column-wise tiles. True when all
-// of x is finite.
-bool MaxRow(const float* x, std::int64_t n, std::uint32_t* amax_bits);
+// A [rows, cols] piece of an FP32 or BF16 matrix; stride in elements.
+struct Matrix {
+  const void* data;
+  DType dtype;
+  std::int64_t stride, rows, cols;
+};
+
+// Codes; stride in bytes.
+struct ByteMatrix {
+  std::uint8_t* data;
+  std::int64_t stride;
+};
+
+// amax_bits[c] = bits of max |m(r, c)| over finite elements of column c, 0 without one. True when
+// all elements are finite.
+bool MaxColumns(const Matrix& m, std::uint32_t* amax_bits);
+
+// q(r, c) = cast(m(r, c) · quant_scale[c]). REQUIRES: tame, that is all elements finite and every
+// |m(r, c)·quant_scale[c]| rounding to at most M, as with quant_scales from MaxColumns.
+void EncodeTameColumns(DType format, const Matrix& m, const float* quant_scale, ByteMatrix q);
 
 // q[i] = cast(x[i] · quant_scale); adds to counts.
 void EncodeRow(DType format, const float* x, float quant_scale, std::int64_t n, std::uint8_t* q,
@@ -39,12 +56,7 @@ void EncodeRow(DType format, const float* x, float quant_scale, std::int64_t n, 
 void EncodeRowByColumn(DType format, const float* x, const float* quant_scale, std::int64_t n,
                        std::uint8_t* q, CastCounts* counts);
 
-// The same without counts. REQUIRES: all of x finite and |x[i]·quant_scale[i]| rounding to at most
-// M, as it is with a quant_scale from an amax over x.
-void EncodeTameRowByColumn(DType format, const float* x, const float* quant_scale, std::int64_t n,
-                           std::uint8_t* q);
-
-// One quant_scale for the row; counts zero codes (nothing can saturate).
+// As EncodeRow for a tame row, in which nothing can saturate.
 void EncodeTameRow(DType format, const float* x, float quant_scale, std::int64_t n, std::uint8_t* q,
                    CastCounts* counts);
 
@@ -78,11 +90,7 @@ void QuantizeRowTiles(const RowTiles& row, RowTileCounts* counts);
 // x[i] = decode(q[i]) · dequant_scale.
 void DecodeRow(DType format, const std::uint8_t* q, float dequant_scale, std::int64_t n, float* x);
 
-// dst[c][r] = src[r][c] for a [rows, cols] byte matrix; strides in bytes.
-struct ByteMatrix {
-  std::uint8_t* data;
-  std::int64_t stride;
-};
+// dst[c][r] = src[r][c] for a [rows, cols] byte matrix.
 void TransposeBytes(ByteMatrix src, std::int64_t rows, std::int64_t cols, ByteMatrix dst);
 
 }  // namespace octavo::cpu

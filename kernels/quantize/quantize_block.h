@@ -44,12 +44,6 @@ void ForEachBand(const RowGroups& groups, Body body) {
 // Elements a tile holds along its direction.
 std::int64_t TileLength(Tiling tiling);
 
-// A [rows, cols] piece of an FP32 matrix; stride in elements.
-struct Block {
-  const float* data;
-  std::int64_t stride;
-};
-
 // The D that all-zero tiles and padding get: 2^-126 in power-of-two and MX recipes, else 1.
 float EmptyDequantScale(const QuantizeRule& rule);
 
@@ -59,7 +53,7 @@ float EmptyDequantScale(const QuantizeRule& rule);
 struct BlockQuantizeArgs {
   Band band;
   std::int64_t col_begin, width;
-  Block block;
+  Matrix block;
   QuantizeRule rule;
   const QTensor* row;  // may be absent (present() false)
   const QTensor* col;

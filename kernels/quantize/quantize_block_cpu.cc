@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/cpu/rows.h"
 #include "kernels/formats/fp8.h"
 #include "kernels/formats/scale.h"
 #include "kernels/quantize/quantize_block.h"
@@ -14,13 +15,17 @@ float* DequantScaleAt(const QTensor& tensor, std::int64_t row, std::int64_t tile
   return tensor.dequant_scale + row * tensor.scale_row_stride + tile * tensor.scale_tile_stride;
 }
 
+const void* RowOf(const Matrix& m, std::int64_t row) {
+  return static_cast<const std::uint8_t*>(m.data) + row * m.stride * DTypeBytes(m.dtype);
+}
+
 void QuantizeBandRows(const BlockQuantizeArgs& args, RowTileCounts* counts) {
   const QTensor& row = *args.row;
   const std::int64_t tile = TileLength(args.rule.tiling);
   for (std::int64_t r = 0; r < args.band.real; ++r) {
     const std::int64_t at = args.band.row + r;
-    QuantizeRowTiles({.x = args.block.data + r * args.block.stride,
-                      .x_dtype = DType::kF32,
+    QuantizeRowTiles({.x = RowOf(args.block, r),
+                      .x_dtype = args.block.dtype,
                       .cols = args.width,
                       .tile = tile,
                       .format = args.rule.format,
@@ -54,15 +59,12 @@ void QuantizeBandColumns(Context& context, const BlockQuantizeArgs& args, RowTil
   float quant_scale[kTile];
   for (std::int64_t first = 0; first < kTile; first += tile) {
     const std::int64_t real = std::clamp<std::int64_t>(args.band.real - first, 0, tile);
-    std::fill_n(amax_bits, args.width, 0u);
-    bool tame = true;
-    for (std::int64_t r = 0; r < real; ++r) {
-      const float* x = args.block.data + (first + r) * args.block.stride;
-      tame = MaxRow(x, args.width, amax_bits) && tame;
-      if (counts != nullptr) {
-        ScanRow(x, args.width, &counts->scan);
-      }
-    }
+    const Matrix piece = {.data = RowOf(args.block, first),
+                          .dtype = args.block.dtype,
+                          .stride = args.block.stride,
+                          .rows = real,
+                          .cols = args.width};
+    const bool tame = MaxColumns(piece, amax_bits);
     for (std::int64_t c = 0; c < args.width; ++c) {
       const float amax = std::bit_cast<float>(amax_bits[c]);
       const ScalePair scale =
@@ -79,14 +81,17 @@ void QuantizeBandColumns(Context& context, const BlockQuantizeArgs& args, RowTil
         counts->dequant_scale_max = std::max(counts->dequant_scale_max, scale.dequant_scale);
       }
     }
-    for (std::int64_t r = 0; r < real; ++r) {
-      const float* x = args.block.data + (first + r) * args.block.stride;
-      std::uint8_t* q = codes + (first + r) * kTile;
-      if (tame && counts == nullptr) {
-        EncodeTameRowByColumn(args.rule.format, x, quant_scale, args.width, q);
-      } else {
-        CastCounts unused;
-        EncodeRowByColumn(args.rule.format, x, quant_scale, args.width, q,
+    if (tame && counts == nullptr) {
+      EncodeTameColumns(args.rule.format, piece, quant_scale, {codes + first * kTile, kTile});
+    } else {
+      CastCounts unused;
+      float buffer[kTile];
+      for (std::int64_t r = 0; r < real; ++r) {
+        const float* x = LoadRow(RowOf(piece, r), piece.dtype, 0, args.width, buffer);
+        if (counts != nullptr) {
+          ScanRow(x, args.width, &counts->scan);
+        }
+        EncodeRowByColumn(args.rule.format, x, quant_scale, args.width, codes + (first + r) * kTile,
                           counts != nullptr ? &counts->cast : &unused);
       }
     }

@@ -59,7 +59,6 @@ void QuantizeRows(OpsContext* ops_context, const QuantizeRowsArgs& args) {
   if (args.col.present()) {
     CheckQTensor(args.col, args.cols, RoundUp(rows, kTile), "quantize_rows, col");
   }
-  float* block = context.block.Get<float>(kTile * kTile);
   ForEachBand(args.groups, [&](const Band& band) {
     RowTileCounts counts;
     if (!args.col.present()) {
@@ -81,18 +80,15 @@ void QuantizeRows(OpsContext* ops_context, const QuantizeRowsArgs& args) {
     } else {
       for (std::int64_t c = 0; c < args.cols; c += kTile) {
         const std::int64_t width = std::min(kTile, args.cols - c);
-        Block source = {static_cast<const float*>(args.x) + band.row * args.cols + c, args.cols};
-        if (args.x_dtype == DType::kBF16) {
-          for (std::int64_t r = 0; r < band.real; ++r) {
-            LoadRow(args.x, args.x_dtype, (band.row + r) * args.cols + c, width, block + r * kTile);
-          }
-          source = {block, kTile};
-        }
         QuantizeBand(context,
                      {.band = band,
                       .col_begin = c,
                       .width = width,
-                      .block = source,
+                      .block = {.data = At(args.x, args.x_dtype, band.row * args.cols + c),
+                                .dtype = args.x_dtype,
+                                .stride = args.cols,
+                                .rows = band.real,
+                                .cols = width},
                       .rule = args.rule,
                       .row = &args.row,
                       .col = &args.col},

@@ -313,8 +313,8 @@ TEST_P(VectorLoops, TameEncodeEqualsTheScalarDefinition) {
     }
     const std::vector<float> ones(x.size(), 1.0f);
     std::vector<std::uint8_t> q(x.size());
-    cpu::EncodeTameRowByColumn(format, x.data(), ones.data(), static_cast<std::int64_t>(x.size()),
-                               q.data());
+    const auto n = static_cast<std::int64_t>(x.size());
+    cpu::EncodeTameColumns(format, {x.data(), DType::kF32, n, 1, n}, ones.data(), {q.data(), n});
     for (std::size_t i = 0; i < x.size(); ++i) {
       ASSERT_EQ(q[i], Fp8Encode(format, x[i])) << x[i];
     }
@@ -369,8 +369,8 @@ TEST_P(VectorLoops, ScanFindsAmaxZerosAndNonfinite) {
     EXPECT_EQ(std::bit_cast<float>(counts.amax_bits), n > 3 ? 3.0f : (n == 0 ? 0.0f : 0.5f));
     EXPECT_EQ(counts.nonfinite, n > 3 ? 2u : 0u);
     EXPECT_EQ(counts.zeros, n > 3 ? 1u : 0u);
-    std::vector<std::uint32_t> amax_bits(x.size(), 0u);
-    EXPECT_EQ(cpu::MaxRow(x.data(), n, amax_bits.data()), n <= 3);
+    std::vector<std::uint32_t> amax_bits(x.size(), 7u);
+    EXPECT_EQ(cpu::MaxColumns({x.data(), DType::kF32, n, 1, n}, amax_bits.data()), n <= 3);
     for (std::size_t i = 0; i < x.size(); ++i) {
       EXPECT_EQ(amax_bits[i], FiniteMagnitudeBits(x[i]));
     }
