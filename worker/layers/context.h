@@ -15,6 +15,7 @@
 #include "proto/precision/plan.h"
 #include "worker/precision/dense_groups.h"
 #include "worker/precision/executed.h"
+#include "worker/precision/shadow.h"
 #include "worker/precision/tensor_state.h"
 #include "worker/precision/weight_cache.h"
 
@@ -31,38 +32,6 @@ struct ResolvedRecipe {
   const Recipe* planned;
   const Recipe* executed;
   std::string_view reason;
-};
-
-struct LayerContext {
-  Backend backend;
-  DType act = DType::kBF16;
-  TensorStates* states = nullptr;
-  WeightCache* weights = nullptr;
-  ExecutedCounters* executed = nullptr;
-  DenseGroups* dense_groups = nullptr;
-  const PrecisionPlan* plan = nullptr;
-  std::vector<std::uint8_t> held;  // [layers] nonzero: BF16 for this pass (step retry)
-  bool record = false;             // statistics of this pass count (not recompute, not evaluation)
-  bool energies = false;           // and SQNR is measured
-
-  const Ops& ops() const { return *backend.ops; }
-  OpsContext* device() const { return backend.context; }
-  std::int64_t act_bytes() const { return DTypeBytes(act); }
-
-  // The one question about precision, asked once per GEMM or payload.
-  ResolvedRecipe Resolve(const OpSite& site) const {
-    static const Recipe kHeld = DefaultRecipe(RecipeKind::kBf16);
-    const Recipe* planned = &plan->Resolve(site.layer, site.op);
-    const bool is_held = held[static_cast<std::size_t>(site.layer)] != 0 && planned->is_fp8();
-    return is_held ? ResolvedRecipe{planned, &kHeld, "retry after a non-finite value"}
-                   : ResolvedRecipe{planned, planned, ""};
-  }
-  StatSlot* Slots(const OpSite& site, Tensor tensor) const {
-    return record ? states->slots(states->Index(site, tensor)) : nullptr;
-  }
-  const void* WeightData(const WeightRef& w) const {
-    return act == DType::kF32 ? static_cast<const void*>(w.master) : w.copy;
-  }
 };
 
 // Memory of one FP8 copy, row-wise or column-wise, of up to [rows, cols].
@@ -95,6 +64,40 @@ struct QBuffer {
   // Column-wise copy of [rows, cols]: payload [cols, rows padded to 128].
   QTensor Col(const QuantizeRule& rule, std::int64_t rows, std::int64_t cols) const {
     return Row(rule, cols, RoundUp(rows, kTile));
+  }
+};
+
+struct LayerContext {
+  Backend backend;
+  DType act = DType::kBF16;
+  TensorStates* states = nullptr;
+  WeightCache* weights = nullptr;
+  ExecutedCounters* executed = nullptr;
+  DenseGroups* dense_groups = nullptr;
+  const PrecisionPlan* plan = nullptr;
+  std::vector<std::uint8_t> held;  // [layers] nonzero: BF16 for this pass (step retry)
+  bool record = false;             // statistics of this pass count (not recompute, not evaluation)
+  bool energies = false;           // and SQNR is measured, and shadows
+  const ShadowStates* shadows = nullptr;
+  QBuffer shadow_row, shadow_col;  // scratch of shadow casts, [most rows, widest]
+
+  const Ops& ops() const { return *backend.ops; }
+  OpsContext* device() const { return backend.context; }
+  std::int64_t act_bytes() const { return DTypeBytes(act); }
+
+  // The one question about precision, asked once per GEMM or payload.
+  ResolvedRecipe Resolve(const OpSite& site) const {
+    static const Recipe kHeld = DefaultRecipe(RecipeKind::kBf16);
+    const Recipe* planned = &plan->Resolve(site.layer, site.op);
+    const bool is_held = held[static_cast<std::size_t>(site.layer)] != 0 && planned->is_fp8();
+    return is_held ? ResolvedRecipe{planned, &kHeld, "retry after a non-finite value"}
+                   : ResolvedRecipe{planned, planned, ""};
+  }
+  StatSlot* Slots(const OpSite& site, Tensor tensor) const {
+    return record ? states->slots(states->Index(site, tensor)) : nullptr;
+  }
+  const void* WeightData(const WeightRef& w) const {
+    return act == DType::kF32 ? static_cast<const void*>(w.master) : w.copy;
   }
 };
 

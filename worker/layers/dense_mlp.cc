@@ -19,6 +19,7 @@ Operand SwigluForward(const LayerContext& ctx, const SwigluCast& r) {
   if (!CastsDirectly(r.recipe)) {
     args.act = r.act;
     ctx.ops().swiglu_forward(ctx.device(), args);
+    MeasureShadows(ctx, r.site, Tensor::kInput, r.act, r.ffn, r.groups);
     return r.recipe.is_fp8() ? Cast(ctx, {.site = r.site,
                                           .tensor = Tensor::kInput,
                                           .recipe = r.recipe,
@@ -47,6 +48,7 @@ Operand SwigluForward(const LayerContext& ctx, const SwigluCast& r) {
     args.act = r.act;
     ctx.ops().swiglu_forward(ctx.device(), args);
     MeasureEnergy(ctx, r.site, Tensor::kInput, r.act, r.ffn, r.groups, operand.row, false);
+    MeasureShadows(ctx, r.site, Tensor::kInput, r.act, r.ffn, r.groups);
   }
   return operand;
 }
@@ -62,6 +64,7 @@ Operand SwigluBackward(const LayerContext& ctx, const SwigluBackwardCast& r) {
   if (!CastsDirectly(r.recipe)) {
     args.d_gate_up = r.d_gate_up;
     ctx.ops().swiglu_backward(ctx.device(), args);
+    MeasureShadows(ctx, r.site, Tensor::kGrad, r.d_gate_up, 2 * r.ffn, r.groups);
     return r.recipe.is_fp8() ? Cast(ctx, {.site = r.site,
                                           .tensor = Tensor::kGrad,
                                           .recipe = r.recipe,
@@ -89,6 +92,7 @@ Operand SwigluBackward(const LayerContext& ctx, const SwigluBackwardCast& r) {
     args.d_gate_up = r.d_gate_up;
     ctx.ops().swiglu_backward(ctx.device(), args);
     MeasureEnergy(ctx, r.site, Tensor::kGrad, r.d_gate_up, 2 * r.ffn, r.groups, operand.row, false);
+    MeasureShadows(ctx, r.site, Tensor::kGrad, r.d_gate_up, 2 * r.ffn, r.groups);
   }
   return operand;
 }
@@ -140,6 +144,7 @@ void DenseMlp::Backward(const LayerContext& ctx, const DenseMlpScratch& scratch,
     return r.is_fp8() && r.wgrad == WgradPrecision::kFp8;
   };
   const Recipe& recipe2 = *ctx.Resolve(fc2_.shape().site).executed;
+  MeasureShadows(ctx, fc2_.shape().site, Tensor::kGrad, dy, shape_.hidden, groups);
   Operand gradient{.high = dy};
   if (recipe2.is_fp8()) {
     gradient = Cast(ctx, {.site = fc2_.shape().site,

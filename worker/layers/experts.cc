@@ -130,6 +130,7 @@ void Experts::Forward(const LayerContext& ctx, const ExpertsScratch& scratch, co
       Dequantize(ctx, x.quant, groups, high);
       input.high = high;
     }
+    MeasureShadows(ctx, {shape_.layer, Op::kFc1}, Tensor::kInput, input.high, shape_.hidden, groups);
     if (recipe1.is_fp8()) {
       input = Cast(ctx, {.site = {shape_.layer, Op::kFc1},
                          .tensor = Tensor::kInput,
@@ -207,6 +208,10 @@ void Experts::Backward(const LayerContext& ctx, const ExpertsScratch& scratch, c
   if (dispatch.is_fp8() && !direct) {
     Dequantize(ctx, dy.quant, groups, scratch.high);
     gradient = {.high = scratch.high};
+  }
+  if (!direct) {
+    MeasureShadows(ctx, {shape_.layer, Op::kFc2}, Tensor::kGrad, gradient.high, shape_.hidden,
+                   groups);
   }
   if (recipe2.is_fp8() && !direct) {
     const bool col = WgradIsFp8(recipe2) && !IsCastingFree(recipe2);

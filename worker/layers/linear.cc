@@ -52,6 +52,11 @@ void Product::Fprop(const LayerContext& ctx, const Operand& x, const RowGroups& 
                     void* y) const {
   const Recipe& recipe = *ctx.Resolve(shape_.site).executed;
   Count(ctx, GemmPass::kFprop, groups);
+  if (ctx.record && ctx.energies && ctx.shadows != nullptr) {
+    for (const ShadowStates::Entry& entry : ctx.shadows->Find(shape_.site, Tensor::kWeight)) {
+      ctx.weights->Measure(cache_handle_, entry.cast, entry.slots, entry.energy);
+    }
+  }
   const GemmOperand a = recipe.is_fp8() ? GemmOperand{.quant = x.row} : High(ctx, x.high, true);
   const GemmOperand b = Weight(ctx, recipe, GemmPass::kFprop);
   const Accumulate mode = AccumulateOf(recipe, GemmPass::kFprop);
@@ -156,6 +161,42 @@ void MeasureEnergy(const LayerContext& ctx, const OpSite& site, Tensor tensor, c
                                 .slot = ctx.states->energy(site, tensor)});
 }
 
+void MeasureShadows(const LayerContext& ctx, const OpSite& site, Tensor tensor, const void* x,
+                    std::int64_t cols, const RowGroups& groups) {
+  if (!ctx.record || !ctx.energies || ctx.shadows == nullptr) {
+    return;
+  }
+  for (const ShadowStates::Entry& entry : ctx.shadows->Find(site, tensor)) {
+    const QuantizeRule rule = ActivationRule(entry.cast, tensor);
+    const QTensor row = ctx.shadow_row.Row(rule, groups.padded_rows, cols);
+    QuantizeInto(ctx.backend, *ctx.states,
+                 {.recipe = entry.cast,
+                  .rule = rule,
+                  .x = x,
+                  .x_dtype = ctx.act,
+                  .cols = cols,
+                  .groups = groups,
+                  .state_index = ctx.states->Index(site, tensor),
+                  .row = row,
+                  .col = {},
+                  .stats = entry.slots});
+    ctx.ops().sqnr(ctx.device(), {.x = x,
+                                  .x_dtype = ctx.act,
+                                  .cols = cols,
+                                  .groups = groups,
+                                  .q = row,
+                                  .q_is_transposed = false,
+                                  .slot = entry.energy});
+    if (IsCastingFree(entry.cast) && (site.op == Op::kFc1 || site.op == Op::kFc2)) {
+      ctx.ops().transpose_scaled(ctx.device(),
+                                 {.src = row,
+                                  .groups = groups,
+                                  .dst = ctx.shadow_col.Col(rule, groups.padded_rows, cols),
+                                  .stats = entry.slots});
+    }
+  }
+}
+
 Operand Cast(const LayerContext& ctx, const CastRequest& r) {
   Operand operand{.high = r.x};
   const QuantizeRule rule = ActivationRule(r.recipe, r.tensor);
@@ -197,6 +238,7 @@ void Linear::Forward(const LayerContext& ctx, const LinearScratch& scratch, cons
   const ProductShape& shape = product_.shape();
   const Recipe& recipe = *ctx.Resolve(shape.site).executed;
   const RowGroups& groups = ctx.dense_groups->Get(rows);
+  MeasureShadows(ctx, shape.site, Tensor::kInput, x, shape.k, groups);
   Operand operand{.high = x};
   if (recipe.is_fp8()) {
     const bool keep = saved != nullptr && WgradIsFp8(recipe);
@@ -220,6 +262,7 @@ void Linear::Backward(const LayerContext& ctx, const LinearScratch& scratch, con
   const ProductShape& shape = product_.shape();
   const Recipe& recipe = *ctx.Resolve(shape.site).executed;
   const RowGroups& groups = ctx.dense_groups->Get(rows);
+  MeasureShadows(ctx, shape.site, Tensor::kGrad, dy, shape.n, groups);
   Operand gradient{.high = dy};
   if (recipe.is_fp8()) {
     gradient = Cast(ctx, {.site = shape.site,

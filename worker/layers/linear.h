@@ -70,6 +70,11 @@ Operand Cast(const LayerContext& ctx, const CastRequest& request);
 void MeasureEnergy(const LayerContext& ctx, const OpSite& site, Tensor tensor, const void* x,
                    std::int64_t cols, const RowGroups& groups, const QTensor& q, bool transposed);
 
+// Casts x by the recipes that the plan wants measured beside this site's own, for their numbers. In
+// passes that sample energies only.
+void MeasureShadows(const LayerContext& ctx, const OpSite& site, Tensor tensor, const void* x,
+                    std::int64_t cols, const RowGroups& groups);
+
 // Scratch of dense products, shared by all of them.
 struct LinearScratch {
   QBuffer row, col;  // [T, widest]

@@ -21,11 +21,12 @@ Payload Moe::CastPayload(const LayerContext& ctx, const MoeDispatch& dispatch, T
                        .reason = recipe.reason,
                        .precision = FlopsOf(*recipe.executed, GemmPass::kFprop),
                        .flops = 0});
+  const RowGroups& groups = ctx.dense_groups->Get(shape_.router.tokens);
+  MeasureShadows(ctx, Site(Op::kDispatch), tensor, rows, shape_.router.hidden, groups);
   if (!recipe.executed->is_fp8()) {
     return {.high = const_cast<void*>(rows)};
   }
   const QuantizeRule rule = ActivationRule(*recipe.executed, tensor);
-  const RowGroups& groups = ctx.dense_groups->Get(shape_.router.tokens);
   const Payload payload{.quant = dispatch.WireTensor(wire, rule)};
   QuantizeInto(ctx.backend, *ctx.states,
                {.recipe = *recipe.executed,

@@ -68,6 +68,9 @@ class Decoder {
     return layers_[static_cast<std::size_t>(layer)].moe != nullptr;
   }
   std::int64_t multi_round_layers() const { return multi_round_layers_; }
+  // Scratch of shadow casts, for the context.
+  const QBuffer& shadow_row() const { return shadow_row_; }
+  const QBuffer& shadow_col() const { return shadow_col_; }
 
  private:
   // Activations that backward reads; recomputing layers share one.
@@ -157,6 +160,7 @@ class Decoder {
   MoeScratch moe_scratch_;
   DenseMlpScratch mlp_scratch_;
   LmHeadScratch head_scratch_;
+  QBuffer shadow_row_, shadow_col_;
   void* norm_workspace_ = nullptr;
   void* embedding_workspace_ = nullptr;
 

@@ -171,6 +171,7 @@ void Decoder::TakeScratch(const DecoderArenas& arenas) {
   }
 
   const std::int64_t widest = std::max({hidden, width, attended, 2 * ffn});
+  std::int64_t most_rows = tokens_, shadow_widest = widest;
   const LinearScratch linear{.row = QBuffer::Take(arena, tokens_, widest, 1, mx_),
                              .col = QBuffer::Take(arena, tokens_, widest, 1, mx_)};
   attention_scratch_ = {
@@ -190,6 +191,8 @@ void Decoder::TakeScratch(const DecoderArenas& arenas) {
       continue;
     }
     const MoeShape& shape = layer.moe->shape();
+    most_rows = std::max(most_rows, shape.experts.padded_capacity);
+    shadow_widest = std::max(shadow_widest, 2 * model_.expert_hidden);
     moe_scratch_ = {
         .router = Router::TakeScratch(shape.router, model_.layers, act, sizes.route_index, arena,
                                       arenas.pinned),
@@ -202,6 +205,8 @@ void Decoder::TakeScratch(const DecoderArenas& arenas) {
         .d_topk_weight = arena.Take<float>(tokens_ * model_.experts_per_token)};
     break;  // all MoE layers have one shape
   }
+  shadow_row_ = QBuffer::Take(arena, most_rows, shadow_widest, model_.experts, mx_);
+  shadow_col_ = QBuffer::Take(arena, most_rows, shadow_widest, model_.experts, mx_);
 }
 
 Decoder::Decoder(const DecoderOptions& options, Parameters& parameters, WeightCache& cache,

@@ -124,6 +124,45 @@ absl::Status CheckModel(const ModelConfig& m, const RunConfig& run) {
   return absl::OkStatus();
 }
 
+absl::Status CheckSite(const Recipe& recipe, const OpSite& site, const ModelConfig& model,
+                       const RunConfig& run, const Backend& backend) {
+  const auto dimensions = DimensionsOf(model, site.op, site.layer);
+  if (dimensions.empty()) {
+    return absl::OkStatus();  // the layer has no such product
+  }
+  const std::string where = StrCat("layer ", site.layer, ", ", Name(site.op));
+  const std::string wrong = ValidateRecipe(recipe, site.op);
+  if (!wrong.empty()) {
+    return InvalidArgumentError(StrCat(where, ": ", wrong));
+  }
+  if ((recipe.kind == RecipeKind::kFp32) != run.fp32) {
+    return InvalidArgumentError(
+        StrCat(where, ": recipe ", Name(recipe.kind),
+               run.fp32 ? " in a job whose residual stream is FP32; valid is fp32 everywhere"
+                        : "; fp32 is a choice for the whole job, not for one op"));
+  }
+  for (const auto& [name, value] : dimensions) {
+    RETURN_IF_ERROR(Annotate(CheckMultiple(name, value, DimensionMultiple(recipe.kind),
+                                           StrCat("recipe ", Name(recipe.kind))),
+                             where));
+  }
+  for (Tensor tensor : {Tensor::kInput, Tensor::kGrad}) {
+    if (!recipe.is_fp8()) {
+      break;
+    }
+    const QuantizeRule rule = ActivationRule(recipe, tensor);
+    char reason[256] = "";
+    if (backend.ops->supports(
+            backend.context,
+            {.tiling = rule.tiling, .format = rule.format, .emulate = run.allow_emulation}, reason,
+            sizeof(reason)) != 1) {
+      return InvalidArgumentError(
+          StrCat(where, ": recipe ", Name(recipe.kind), " cannot run here: ", reason));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckPlan(const PrecisionPlan& plan, const ModelConfig& model, const RunConfig& run,
                        const Backend& backend) {
   if (plan.layers != model.layers ||
@@ -134,46 +173,21 @@ absl::Status CheckPlan(const PrecisionPlan& plan, const ModelConfig& model, cons
   }
   for (std::int32_t layer = 0; layer < plan.layers; ++layer) {
     for (int i = 0; i < kOpCount; ++i) {
-      const Op op = static_cast<Op>(i);
-      const auto dimensions = DimensionsOf(model, op, layer);
-      if (dimensions.empty()) {
-        continue;  // the layer has no such product
-      }
-      const Recipe& recipe = plan.Resolve(layer, op);
-      const std::string where = StrCat("layer ", layer, ", ", Name(op));
-      const std::string wrong = ValidateRecipe(recipe, op);
-      if (!wrong.empty()) {
-        return InvalidArgumentError(StrCat(where, ": ", wrong));
-      }
-      if ((recipe.kind == RecipeKind::kFp32) != run.fp32) {
-        return InvalidArgumentError(
-            StrCat(where, ": recipe ", Name(recipe.kind),
-                   run.fp32 ? " in a job whose residual stream is FP32; valid is fp32 everywhere"
-                            : "; fp32 is a choice for the whole job, not for one op"));
-      }
-      for (const auto& [name, value] : dimensions) {
-        RETURN_IF_ERROR(Annotate(CheckMultiple(name, value, DimensionMultiple(recipe.kind),
-                                               StrCat("recipe ", Name(recipe.kind))),
-                                 where));
-      }
-      if (!recipe.is_fp8()) {
-        continue;
-      }
-      for (Tensor tensor : {Tensor::kInput, Tensor::kGrad}) {
-        const QuantizeRule rule = ActivationRule(recipe, tensor);
-        char reason[256] = "";
-        if (backend.ops->supports(backend.context,
-                                  {.tiling = rule.tiling,
-                                   .format = rule.format,
-                                   .emulate = run.allow_emulation},
-                                  reason, sizeof(reason)) != 1) {
-          return InvalidArgumentError(StrCat(where, ": recipe ", Name(recipe.kind),
-                                             " cannot run here: ", reason));
-        }
-      }
+      const OpSite site{layer, static_cast<Op>(i)};
+      RETURN_IF_ERROR(CheckSite(plan.Resolve(layer, site.op), site, model, run, backend));
     }
   }
   return absl::OkStatus();
+}
+
+PrecisionPlan WithValidShadows(PrecisionPlan plan, const ModelConfig& model, const RunConfig& run,
+                               const Backend& backend) {
+  for (auto& [site, recipes] : plan.shadows) {
+    std::erase_if(recipes, [&, at = site](const Recipe& recipe) {
+      return run.fp32 || !CheckSite(recipe, at, model, run, backend).ok();
+    });
+  }
+  return plan;
 }
 
 }  // namespace octavo

@@ -71,6 +71,7 @@ class TransformerImpl {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Exchange> world_, expert_parallel_, expert_data_;
   std::unique_ptr<TensorStates> states_;
+  std::unique_ptr<ShadowStates> shadows_;
   std::unique_ptr<DenseGroups> dense_groups_;
   std::unique_ptr<WeightCache> weights_;
   std::unique_ptr<Decoder> decoder_;
@@ -127,6 +128,8 @@ absl::Status TransformerImpl::Build() {
   const bool mx = run.allow_emulation;
   states_ = std::make_unique<TensorStates>(backend, StatesOptions(model, run), precision_arena_,
                                            pinned_arena_);
+  shadows_ = std::make_unique<ShadowStates>(
+      backend, *states_, model.experts / run.expert_parallel, precision_arena_, pinned_arena_);
   dense_groups_ = std::make_unique<DenseGroups>(backend, precision_arena_, pinned_arena_);
   weights_ = std::make_unique<WeightCache>(backend, states_.get(), dense_groups_.get(), mx,
                                            precision_arena_);
@@ -167,6 +170,9 @@ absl::Status TransformerImpl::Build() {
   context_.executed = &executed_;
   context_.dense_groups = dense_groups_.get();
   context_.plan = &plan_;
+  context_.shadows = shadows_.get();
+  context_.shadow_row = decoder_->shadow_row();
+  context_.shadow_col = decoder_->shadow_col();
   context_.held.assign(static_cast<std::size_t>(model.layers), 0);
   carried_nonfinite_.assign(states_->sites().size(), 0);
   stats_.resize(states_->sites().size());
@@ -174,6 +180,8 @@ absl::Status TransformerImpl::Build() {
   states_->ApplyPlan(options_.plan, options_.plan, true);
   states_->UploadQuantScales();
   plan_ = options_.plan;
+  shadows_->SetPlan(
+      WithValidShadows(plan_, options_.model, options_.run, options_.backend), *states_);
   backend.ops->synchronize(backend.context);
   return CheckDevice();
 }
@@ -193,6 +201,8 @@ absl::Status TransformerImpl::SetPlan(const PrecisionPlan& plan) {
   options_.backend.ops->synchronize(options_.backend.context);
   weights_->Invalidate();
   plan_ = plan;
+  shadows_->SetPlan(
+      WithValidShadows(plan_, options_.model, options_.run, options_.backend), *states_);
   return absl::OkStatus();
 }
 
@@ -202,6 +212,9 @@ void TransformerImpl::StartPass() {
   aux_loss_ = z_loss_ = 0;
   parameters_.ZeroGradients();
   states_->Reset(step_.sample_sqnr);
+  if (step_.sample_sqnr) {
+    shadows_->Reset();
+  }
   weights_->Invalidate();
   decoder_->ResetStepCounts();
   options_.backend.ops->zero(options_.backend.context, sums_, 3 * sizeof(double));
@@ -256,10 +269,16 @@ absl::StatusOr<PassResult> TransformerImpl::FinishPass() {
   squares(parameters_.dense_grad(), parameters_.dense_elements(), sums_ + 1);
   squares(parameters_.expert_grad(), parameters_.expert_elements(), sums_ + 2);
   states_->FetchStats(step_.sample_sqnr);
+  if (step_.sample_sqnr) {
+    shadows_->Fetch();
+  }
   PassResult result;
   result.loss_sum = ReadLoss();
   RETURN_IF_ERROR(CheckDevice());
   states_->Publish(step_.sample_sqnr);
+  if (step_.sample_sqnr) {
+    shadows_->Publish();
+  }
   reduced_counts_ = decoder_->step_counts();
   RETURN_IF_ERROR(Annotate(
       world_->AllReduceHost(reduced_counts_.data(),
@@ -428,6 +447,7 @@ std::span<const SqnrSlot> Transformer::sqnr() const { return impl_->states_->hos
 const std::vector<TensorSite>& Transformer::sqnr_sites() const {
   return impl_->states_->energy_sites();
 }
+const std::vector<ShadowResult>& Transformer::shadows() const { return impl_->shadows_->results(); }
 NonfiniteSite Transformer::SiteOfExecution(std::int64_t position) const {
   return DecodeExecution(position, impl_->plan_.layers);
 }

@@ -35,6 +35,7 @@
 #include "worker/model/optimizer.h"
 #include "worker/model/parameters.h"
 #include "worker/precision/executed.h"
+#include "worker/precision/shadow.h"
 #include "worker/precision/tensor_state.h"
 
 namespace octavo {
@@ -153,6 +154,9 @@ class Transformer {
   // Energies of the last sampled step, one per (layer, op, tensor); signal 0: not measured.
   std::span<const SqnrSlot> sqnr() const;
   const std::vector<TensorSite>& sqnr_sites() const;  // expert is −1
+  // What the plan's shadow recipes would have done in the last sampled step (experts merged).
+  const std::vector<ShadowResult>& shadows() const;
+  // Decodes PassResult::first_nonfinite.
   NonfiniteSite SiteOfExecution(std::int64_t position) const;
 
   // Planned against executed precision and FLOPs since creation (monotonic).

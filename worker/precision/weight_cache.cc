@@ -40,7 +40,7 @@ std::int32_t WeightCache::Add(const WeightSource& source) {
 
 void WeightCache::Invalidate() {
   for (Entry& entry : entries_) {
-    entry.valid = false;
+    entry.valid = entry.counted = false;
   }
 }
 
@@ -48,17 +48,27 @@ const WeightCopies& WeightCache::Get(std::int32_t handle, const Recipe& recipe, 
                                      bool energies) {
   Entry& entry = entries_[static_cast<std::size_t>(handle)];
   if (!entry.valid || !(entry.recipe == recipe)) {
-    Cast(entry, recipe, record, energies);
+    const OpSite& site = entry.source.site;
+    const bool count = record && !entry.counted;
+    Cast(entry, recipe, count ? states_->slots(states_->Index(site, Tensor::kWeight)) : nullptr,
+         count && energies ? states_->energy(site, Tensor::kWeight) : nullptr);
+    entry.counted |= count;
     entry.valid = true;
     entry.recipe = recipe;
   }
   return entry.copies;
 }
 
-void WeightCache::Cast(Entry& entry, const Recipe& recipe, bool record, bool energies) {
+void WeightCache::Measure(std::int32_t handle, const Recipe& recipe, StatSlot* slots,
+                          SqnrSlot* energy) {
+  Entry& entry = entries_[static_cast<std::size_t>(handle)];
+  Cast(entry, recipe, slots, energy);
+  entry.valid = false;  // the copies are not those of the recipe that runs
+}
+
+void WeightCache::Cast(Entry& entry, const Recipe& recipe, StatSlot* stats, SqnrSlot* energy) {
   const WeightSource& w = entry.source;
   const QuantizeRule rule = WeightRule(recipe);
-  StatSlot* stats = record ? states_->slots(states_->Index(w.site, Tensor::kWeight)) : nullptr;
   entry.copies.row = QTensor{.q = entry.row_codes,
                              .format = rule.format,
                              .tiling = rule.tiling,
@@ -94,8 +104,8 @@ void WeightCache::Cast(Entry& entry, const Recipe& recipe, bool record, bool ene
     }
     CastPerGroup(entry, recipe, stats);
   }
-  if (energies) {
-    MeasureEnergies(entry);
+  if (energy != nullptr) {
+    AddEnergies(entry, energy);
   }
 }
 
@@ -129,7 +139,7 @@ void WeightCache::CastPerGroup(Entry& entry, const Recipe& recipe, StatSlot* sta
   }
 }
 
-void WeightCache::MeasureEnergies(const Entry& entry) {
+void WeightCache::AddEnergies(const Entry& entry, SqnrSlot* energy) {
   const WeightSource& w = entry.source;
   for (std::int32_t g = 0; g < w.groups; ++g) {
     QTensor one = entry.copies.row;
@@ -144,7 +154,7 @@ void WeightCache::MeasureEnergies(const Entry& entry) {
                                           .groups = dense_->Get(w.n),
                                           .q = one,
                                           .q_is_transposed = false,
-                                          .slot = states_->energy(w.site, Tensor::kWeight)});
+                                          .slot = energy});
   }
 }
 

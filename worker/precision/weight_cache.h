@@ -39,6 +39,8 @@ class WeightCache {
   // The copies for this recipe; casts when they are stale or of another recipe. Statistics of the
   // cast are recorded when `record`.
   const WeightCopies& Get(std::int32_t handle, const Recipe& recipe, bool record, bool energies);
+  // Casts by a recipe that does not run, for its numbers: slots [groups], one energy.
+  void Measure(std::int32_t handle, const Recipe& recipe, StatSlot* slots, SqnrSlot* energy);
 
  private:
   struct Entry {
@@ -48,12 +50,13 @@ class WeightCache {
     float* row_scales;
     float* col_scales;
     bool valid = false;
+    bool counted = false;  // statistics of this step's cast were recorded
     Recipe recipe;
     WeightCopies copies;
   };
-  void Cast(Entry& entry, const Recipe& recipe, bool record, bool energies);
+  void Cast(Entry& entry, const Recipe& recipe, StatSlot* stats, SqnrSlot* energy);
   void CastPerGroup(Entry& entry, const Recipe& recipe, StatSlot* stats);
-  void MeasureEnergies(const Entry& entry);
+  void AddEnergies(const Entry& entry, SqnrSlot* energy);
 
   const Backend backend_;
   TensorStates* const states_;
