@@ -168,10 +168,11 @@ void Amax(OpsContext* ops_context, const AmaxArgs& args) {
 
 void ScaleFromAmax(OpsContext*, const ScaleFromAmaxArgs& args) {
   OCTAVO_CHECK(args.rule.margin >= 0 && args.rule.margin <= 8, "margin = %d, valid are 0 to 8",
-               args.rule.margin);
+               args.rule.margin, args.rule.min_dequant_scale);
   for (std::int64_t i = 0; i < args.n; ++i) {
     const ScalePair scale =
-        ScaleFromAmaxPair(args.amax[i], Fp8Max(args.rule.format), args.rule.pow2, args.rule.margin);
+        ScaleFromAmaxPair(args.amax[i], Fp8Max(args.rule.format), args.rule.pow2, args.rule.margin,
+                          args.rule.min_dequant_scale);
     args.quant_scale[i] = scale.quant_scale;
     args.dequant_scale[i] = scale.dequant_scale;
   }

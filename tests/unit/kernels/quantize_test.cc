@@ -491,6 +491,66 @@ INSTANTIATE_TEST_SUITE_P(All, Dequantize,
                                           testing::Values(DType::kE4M3, DType::kE5M2),
                                           testing::Values(DType::kBF16, DType::kF32)));
 
+// NUMERICS 3, min_dequant_scale: small tiles keep D at the floor, in every way of choosing it.
+TEST(MinDequantScale, HoldsInEveryQuantiser) {
+  Random random(12);
+  CpuBackend cpu;
+  const float floor = 0.3f;  // FP32 1/(1/0.3f) is 0.3f again
+  const Groups groups({128});
+  Stored x(random.Normals(128 * 128), DType::kBF16);
+  for (const bool pow2 : {false, true}) {
+    // Q = floor(log2(1/0.3)) = 2 under power-of-two scales, so D = 0.5.
+    const float want = pow2 ? 0.5f : floor;
+    QuantizeRule rule = {.tiling = Tiling::kRow128, .pow2 = pow2, .min_dequant_scale = floor};
+    Quantised row(128, 128, DType::kE4M3, Tiling::kRow128);
+    Quantised col(128, 128, DType::kE4M3, Tiling::kRow128);
+    cpu->quantize_rows(cpu.context(), {.x = x.data(),
+                                       .x_dtype = DType::kBF16,
+                                       .cols = 128,
+                                       .groups = groups.view(),
+                                       .rule = rule,
+                                       .row = row.view(),
+                                       .col = col.view(),
+                                       .stats = nullptr});
+    Quantised only_row(128, 128, DType::kE4M3, Tiling::kRow128);
+    cpu->quantize_rows(cpu.context(), {.x = x.data(),
+                                       .x_dtype = DType::kBF16,
+                                       .cols = 128,
+                                       .groups = groups.view(),
+                                       .rule = rule,
+                                       .row = only_row.view(),
+                                       .col = {},
+                                       .stats = nullptr});
+    rule.tiling = Tiling::kBlock128;
+    const std::vector<float> w = random.Normals(128 * 128);
+    Quantised block(128, 128, DType::kE4M3, Tiling::kBlock128);
+    cpu->quantize_blocks(cpu.context(), {.w = w.data(),
+                                         .groups = 1,
+                                         .n = 128,
+                                         .k = 128,
+                                         .rule = rule,
+                                         .row = block.view(),
+                                         .col = {},
+                                         .stats = nullptr});
+    rule.tiling = Tiling::kTensor;
+    const float amax = 2.0f;
+    float quant_scale = 0;
+    float dequant_scale = 0;
+    cpu->scale_from_amax(cpu.context(), {.amax = &amax,
+                                         .n = 1,
+                                         .rule = rule,
+                                         .quant_scale = &quant_scale,
+                                         .dequant_scale = &dequant_scale});
+    EXPECT_EQ(dequant_scale, want);
+    EXPECT_EQ(block.dequant_scale(0, 0), want);
+    for (std::int64_t r = 0; r < 128; ++r) {
+      EXPECT_EQ(row.dequant_scale(r, 0), want);
+      EXPECT_EQ(only_row.dequant_scale(r, 0), want);
+      EXPECT_EQ(col.dequant_scale(r, 0), want);
+    }
+  }
+}
+
 TEST(StatsReset, ClearsSlots) {
   CpuBackend cpu;
   std::vector<StatSlot> stats(3);
