@@ -168,7 +168,7 @@ void Amax(OpsContext* ops_context, const AmaxArgs& args) {
 
 void ScaleFromAmax(OpsContext*, const ScaleFromAmaxArgs& args) {
   OCTAVO_CHECK(args.rule.margin >= 0 && args.rule.margin <= 8, "margin = %d, valid are 0 to 8",
-               args.rule.margin, args.rule.min_dequant_scale);
+               args.rule.margin);
   for (std::int64_t i = 0; i < args.n; ++i) {
     const ScalePair scale =
         ScaleFromAmaxPair(args.amax[i], Fp8Max(args.rule.format), args.rule.pow2, args.rule.margin,
