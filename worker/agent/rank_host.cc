@@ -1,7 +1,9 @@
 #include "worker/agent/rank_host.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -135,17 +137,35 @@ absl::Status RankHost::Signal(const RankKey& key, int signal) {
 }
 
 absl::Status RankHost::ForgetJob(const std::string& job_uid) {
+  RETURN_IF_ERROR(CheckFolderName(job_uid));
+  // The end of a job makes its folder the newest one.
+  ::utimensat(AT_FDCWD, JoinPath(RanksFolder(), job_uid).c_str(), nullptr, 0);
+  return PruneJobs();
+}
+
+absl::Status RankHost::PruneJobs() {
+  if (!Files().Exists(RanksFolder())) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> jobs, Files().ListDirectory(RanksFolder()));
+  std::vector<std::pair<std::int64_t, std::string>> idle;  // time of last change in ns, job
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [key, live] : live_) {
-      if (key.job_uid == job_uid) {
-        return FailedPreconditionError(
-            StrCat("removing the folders of ", job_uid, ": rank ", key.rank, " still runs"));
+    for (const std::string& job : jobs) {
+      const bool live = std::any_of(live_.begin(), live_.end(),
+                                    [&](const auto& entry) { return entry.first.job_uid == job; });
+      struct stat info;
+      if (!live && ::stat(JoinPath(RanksFolder(), job).c_str(), &info) == 0) {
+        idle.emplace_back(info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec, job);
       }
     }
   }
-  RETURN_IF_ERROR(CheckFolderName(job_uid));
-  return Files().RemoveTree(JoinPath(RanksFolder(), job_uid));
+  std::sort(idle.begin(), idle.end());
+  absl::Status status;
+  for (std::size_t i = 0; i + kJobFoldersKept < idle.size(); ++i) {
+    UpdateStatus(&status, Files().RemoveTree(JoinPath(RanksFolder(), idle[i].second)));
+  }
+  return status;
 }
 
 void RankHost::Wake() {

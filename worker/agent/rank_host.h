@@ -42,6 +42,7 @@ class RankHost {
   };
   using OnExit = std::function<void(RankExited)>;
   static constexpr std::int64_t kLogTailBytes = 4096;  // of rank.log, in RankExited
+  static constexpr int kJobFoldersKept = 100;
 
   RankHost(Options options, OnExit on_exit);
   ~RankHost();  // kills what is left, bounded by Subprocess::kDestroyWait each
@@ -54,8 +55,10 @@ class RankHost {
   // To the rank's process group; an ended or unknown rank is OK.
   absl::Status Signal(const RankKey& key, int signal);
 
-  // Removes the folders of a job that is over. Its live ranks, if any, keep theirs.
+  // A job is over. Its logs are wanted most just then, so nothing goes at once: of the jobs without
+  // live ranks the folders of the newest kJobFoldersKept stay, older ones are removed.
   absl::Status ForgetJob(const std::string& job_uid);
+  absl::Status PruneJobs();  // the same bound; also at the daemon's start
 
   std::string RankFolder(const RankKey& key) const;
   std::string LogPath(const RankKey& key) const;

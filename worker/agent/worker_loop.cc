@@ -58,6 +58,7 @@ absl::Status WorkerLoop::Start() {
   const std::string host = options_.listen_http.substr(0, options_.listen_http.rfind(':'));
   const bool any = host.empty() || host == "0.0.0.0" || host == "[::]";
   options_.agent.http_address = StrCat(any ? options_.agent.address : host, ":", http_.port());
+  RETURN_IF_ERROR(host_.PruneJobs());
   RETURN_IF_ERROR(link_.Start(options_.ranks.socket_address));
   agent_ = std::make_unique<Agent>(options_.agent, clock_.MonotonicMicros());
   session_.Start();

@@ -1,4 +1,5 @@
 // The small parts of the rim: rank link shutdown, log chunks, probes.
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <chrono>
@@ -12,6 +13,7 @@
 #include "tests/support/temp_dir.h"
 #include "worker/agent/inventory.h"
 #include "worker/agent/log_reader.h"
+#include "worker/agent/rank_host.h"
 #include "worker/agent/rank_link.h"
 
 namespace octavo {
@@ -133,6 +135,28 @@ TEST(LogReader, ErrorsAreReplies) {
   for (const char* bad : {"", "..", "../x", "a/b"}) {
     EXPECT_THAT(ReadLogChunk(Request(bad), dir.path()).error(), HasSubstr("not a valid name"));
   }
+}
+
+TEST(RankHost, KeepsTheFoldersOfTheNewestJobsOnly) {
+  const TempDir dir;
+  RankHost host({.rank_binary = "/bin/true", .state_dir = dir.path(), .socket_address = "unix:x"},
+                [](RankExited) {});
+  const auto name = [](int job) { return StrCat("job-", job); };
+  for (int job = 0; job < RankHost::kJobFoldersKept + 3; ++job) {
+    const std::string folder = JoinPath(host.RanksFolder(), name(job));
+    ASSERT_TRUE(Files().CreateDirectories(folder).ok());
+    const timespec times[2] = {{.tv_sec = 1000 + job}, {.tv_sec = 1000 + job}};
+    ASSERT_EQ(::utimensat(AT_FDCWD, folder.c_str(), times, 0), 0);
+  }
+  ASSERT_TRUE(host.ForgetJob(name(1)).ok());  // over just now: the newest
+  const auto left = Files().ListDirectory(host.RanksFolder());
+  ASSERT_TRUE(left.ok());
+  EXPECT_EQ(left->size(), static_cast<std::size_t>(RankHost::kJobFoldersKept));
+  EXPECT_TRUE(Files().Exists(JoinPath(host.RanksFolder(), name(1))));
+  for (const int gone : {0, 2, 3}) {
+    EXPECT_FALSE(Files().Exists(JoinPath(host.RanksFolder(), name(gone)))) << gone;
+  }
+  EXPECT_FALSE(host.ForgetJob("../x").ok());
 }
 
 TEST(Inventory, ProbeOutputIsParsedOrRefused) {

@@ -127,11 +127,12 @@ TEST_F(WorkerProcessTest, RunsARankToItsEndWithEvidenceLogAndMetrics) {
   Down forget;
   forget.mutable_forget()->set_job_uid("finish");
   controller.Send(forget);
+  request.mutable_log()->set_id(10);
   controller.Send(request);  // handled after it, in order
-  const Up none = controller.WaitFor("LogReply with an error", [](const Up& m) {
-    return m.has_log() && !m.log().error().empty();
-  });
-  EXPECT_THAT(none.log().error(), HasSubstr("no log of the job"));
+  const Up after = controller.WaitFor(
+      "second LogReply", [](const Up& m) { return m.has_log() && m.log().id() == 10; });
+  EXPECT_EQ(after.log().text(), "assignment of name-of-finish\n")
+      << "logs outlive their job, that is when they are read";
 }
 
 TEST_F(WorkerProcessTest, CrashIsReportedWithSignalAndLogTail) {
