@@ -196,6 +196,18 @@ absl::Status CompareModels(const ModelConfig& saved, const ModelConfig& wanted) 
              ". Use the same model or another checkpoint.path"));
 }
 
+absl::Status CompareArchitectures(const ModelConfig& saved, const ModelConfig& wanted) {
+  ModelConfig same = saved;
+  same.init_std = wanted.init_std;
+  same.router.aux_scope = wanted.router.aux_scope;
+  same.router.aux_coefficient = wanted.router.aux_coefficient;
+  same.router.z_coefficient = wanted.router.z_coefficient;
+  if (saved.router.bias_update_rate == 0 || wanted.router.bias_update_rate != 0) {
+    same.router.bias_update_rate = wanted.router.bias_update_rate;  // else a bias would be dropped
+  }
+  return CompareModels(same, wanted);
+}
+
 std::string SerializeManifest(const Manifest& manifest) {
   const TrainState& s = manifest.state;
   json shards = json::array();

@@ -76,5 +76,8 @@ struct NamedValue {
 std::vector<NamedValue> DescribeModel(const ModelConfig& model);
 // OK, or FAILED_PRECONDITION that lists each field that differs, with both values.
 absl::Status CompareModels(const ModelConfig& saved, const ModelConfig& wanted);
+// The same for weights that another job continues with: initial values and balance losses, which say
+// how a model was trained and not what it computes, may differ.
+absl::Status CompareArchitectures(const ModelConfig& saved, const ModelConfig& wanted);
 
 }  // namespace octavo

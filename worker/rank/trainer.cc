@@ -213,7 +213,10 @@ absl::StatusOr<bool> Trainer::Start() {
   guard_.Restore(state_.retried_steps, state_.skipped_steps, state_.skips_in_a_row);
   snapshot_from_ = state_.step + 1;
   LogInfo("training_begins", {{"step", state_.step},
-                              {"from", start.path.empty() ? "fresh weights" : start.path},
+                              {"from", !start.path.empty() ? start.path
+                                       : setup_.config.checkpoint.start_from.empty()
+                                           ? "fresh weights"
+                                           : setup_.config.checkpoint.start_from},
                               {"plan_version", setup_.plan.version},
                               {"memory_bytes", model_->memory().total()}});
   if (setup_.config.run.rank == 0) {

@@ -1,0 +1,93 @@
+// Jobs that begin with weights of somebody else: another job's checkpoint or an import.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/str.h"
+#include "tests/unit/worker/rank/rank_harness.h"
+#include "worker/checkpoint/hf_export.h"
+#include "worker/checkpoint/hf_import.h"
+#include "worker/checkpoint/store.h"
+
+namespace octavo {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::TestJob;
+
+// One step at a learning rate of zero: what is saved is what was loaded.
+std::string SaveWhatIsLoaded(TestJob& job, int ranks, int expert_parallel) {
+  job.config.steps = 1;
+  job.config.schedule = {.peak = 0, .final = 0, .total_steps = 10};
+  EXPECT_ALL_OK(job.Run(ranks, expert_parallel));
+  return job.host().checkpoints().back().path();
+}
+
+TEST(StartFromTest, ANewJobHasTheWeightsAndNothingElseOfTheOther) {
+  TestJob first;
+  EXPECT_ALL_OK(first.Run(2, 2));
+  const std::string trained = first.host().checkpoints().back().path();
+
+  TestJob second;
+  second.config.job_uid = "another";
+  second.config.run.seed = 99;
+  second.config.model.router.bias_update_rate = 1e-12f;  // training knobs may differ
+  second.config.model.router.aux_coefficient = 0;
+  second.config.checkpoint.start_from = first.dir.File("checkpoints");
+  const std::string saved = SaveWhatIsLoaded(second, 4, 2);
+  const auto diff = DiffCheckpoints(*first.fs, trained, saved);
+  ASSERT_TRUE(diff.ok()) << ToString(diff.status());
+  bool other_moments = false;
+  for (const std::string& line : *diff) {
+    EXPECT_THAT(line, ::testing::Not(HasSubstr("/master")));
+    other_moments = other_moments || line.find("/m:") != std::string::npos;
+  }
+  EXPECT_TRUE(other_moments) << "moments begin at zero";
+
+  // A later attempt continues its own checkpoint, not the other's.
+  second.config.steps = 2;
+  EXPECT_ALL_OK(second.Run(4, 2));
+  EXPECT_EQ(second.host().steps().back().step(), 2);
+}
+
+TEST(StartFromTest, AnotherArchitectureIsRefusedWithTheFieldsThatDiffer) {
+  TestJob first;
+  EXPECT_ALL_OK(first.Run());
+  TestJob second;
+  second.config.model.expert_hidden = 256;
+  second.config.checkpoint.start_from = first.dir.File("checkpoints");
+  const auto outcomes = second.Run();
+  EXPECT_EQ(outcomes[0].failure, FailureClass::kCheckpointUnusable);
+  EXPECT_THAT(outcomes[0].message, HasSubstr("checkpoint.start_from"));
+  EXPECT_THAT(outcomes[0].message,
+              HasSubstr("model.expert_hidden is 128 in the checkpoint and 256 in the job"));
+  // A job never falls back to random weights when it was told where to begin.
+  second.config.checkpoint.start_from = first.dir.File("nowhere");
+  EXPECT_EQ(second.Run()[0].failure, FailureClass::kCheckpointUnusable);
+}
+
+TEST(StartFromTest, AnImportOfAnExportTrainsOnWithTheRoundedWeights) {
+  TestJob first;
+  first.config.model.router.bias_update_rate = 0;
+  EXPECT_ALL_OK(first.Run(2, 1));
+  auto& fs = *first.fs;
+  ASSERT_TRUE(ExportToHf(fs, {.checkpoint = first.dir.File("checkpoints"),
+                              .folder = first.dir.File("hf"),
+                              .format = HfFormat::kBf16})
+                  .ok());
+  const auto imported =
+      ImportFromHf(fs, {.folder = first.dir.File("hf"), .output = first.dir.File("start")});
+  ASSERT_TRUE(imported.ok()) << ToString(imported.status());
+
+  TestJob second;
+  second.config.model.router.bias_update_rate = 0;
+  second.config.checkpoint.start_from = first.dir.File("start");
+  const std::string saved = SaveWhatIsLoaded(second, 2, 2);
+  const auto diff = DiffCheckpoints(fs, imported->checkpoint, saved);
+  ASSERT_TRUE(diff.ok()) << ToString(diff.status());
+  for (const std::string& line : *diff) {
+    EXPECT_THAT(line, ::testing::Not(HasSubstr("/master")));
+  }
+}
+
+}  // namespace
+}  // namespace octavo
