@@ -30,7 +30,8 @@ class LogStream final : public grpc::ServerWriteReactor<v1::LogChunk> {
     const bool posted = relay_->rpc_.mailbox->Post([self](Core& core, Now) {
       absl::StatusOr<Core::LogTarget> target =
           core.FindLog(self->request_.name(), self->request_.attempt());
-      return Mailbox::Release([self, target = std::move(target)] { self->OnTarget(target); });
+      return Mailbox::Release(
+          [self, target = std::move(target)](const absl::Status&) { self->OnTarget(target); });
     });
     if (!posted) {
       End(MailboxFull());
@@ -218,7 +219,7 @@ class LogStream final : public grpc::ServerWriteReactor<v1::LogChunk> {
     }
     const bool posted = relay_->rpc_.mailbox->Post([self, ask](Core& core, Now) {
       absl::Status asked = core.AskLog(self->request_.name(), ask);
-      return Mailbox::Release([self, asked = std::move(asked)] {
+      return Mailbox::Release([self, asked = std::move(asked)](const absl::Status&) {
         if (!asked.ok()) {
           self->End(asked);
         }

@@ -63,12 +63,13 @@ grpc::ServerUnaryReactor* RunUnary(const RpcContext& rpc, grpc::CallbackServerCo
   const bool posted = rpc.mailbox->Post([handle = std::move(handle), response, finish,
                                          caller = *std::move(caller)](Core& core, Now now) mutable {
     absl::StatusOr<Response> result = handle(core, now, caller);
-    return Mailbox::Release([response, finish, result = std::move(result)]() mutable {
-      if (result.ok()) {
-        *response = *std::move(result);
-      }
-      finish(result.status());
-    });
+    return Mailbox::Release(
+        [response, finish, result = std::move(result)](const absl::Status& stored) mutable {
+          if (stored.ok() && result.ok()) {
+            *response = *std::move(result);
+          }
+          finish(stored.ok() ? result.status() : WithDetail(stored, "STORE_UNAVAILABLE"));
+        });
   });
   if (!posted) {
     finish(MailboxFull());

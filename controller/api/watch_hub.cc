@@ -112,15 +112,16 @@ grpc::ServerWriteReactor<v1::JobEvent>* WatchHub::Open(grpc::CallbackServerConte
   }
   const bool posted = rpc_.mailbox->Post([this, stream, request = *request](Core& core, Now now) {
     absl::StatusOr<WatchStart> start = core.Watch(request, now);
-    return Mailbox::Release([this, stream, start = std::move(start)]() mutable {
-      if (!start.ok()) {
-        stream->End(start.status());
-        return;
-      }
-      const std::string uid = start->job_uid;
-      stream->Begin(*std::move(start));
-      Attach(stream, uid);
-    });
+    return Mailbox::Release(
+        [this, stream, start = std::move(start)](const absl::Status& stored) mutable {
+          if (!stored.ok() || !start.ok()) {
+            stream->End(stored.ok() ? start.status() : stored);
+            return;
+          }
+          const std::string uid = start->job_uid;
+          stream->Begin(*std::move(start));
+          Attach(stream, uid);
+        });
   });
   if (!posted) {
     stream->End(MailboxFull());

@@ -52,7 +52,7 @@ class WorkerSession final : public grpc::ServerBidiReactor<internal::v1::WorkerT
     const bool posted = service_->rpc_.mailbox->Post(
         [self = self_, message = std::move(message)](Core& core, Now now) {
           core.WorkerMessage(self->id_, *message, now);
-          return Mailbox::Release([self] { self->Processed(); });
+          return Mailbox::Release([self](const absl::Status&) { self->Processed(); });
         });
     if (!posted) {
       End(MailboxFull());  // reliable reports are repeated on the next stream

@@ -13,6 +13,8 @@
 namespace octavo {
 namespace {
 
+constexpr std::int64_t kOwnReasonMs = 500;
+
 bool IsDecision(FailureClass failure) {
   return failure == FailureClass::kPreempted || failure == FailureClass::kDrained ||
          failure == FailureClass::kSuspendedByUser || failure == FailureClass::kCancelledByUser;
@@ -157,7 +159,11 @@ internal::v1::StoredRank JudgeRankEnd(const internal::v1::RankEnded& ended,
     const bool by_our_kill =
         ended.signal() == SIGTERM ||
         (ended.signal() == SIGKILL && context.asked_for_ms >= context.grace_ms);
-    const bool no_word = !ended.has_outcome() && ended.signal() == 0;
+    // A rank that was asked and leaves with an error reacts to its peers; one that leaves at the
+    // very moment it is asked may have had a reason of its own.
+    const bool no_word =
+        ended.signal() == 0 && (!ended.has_outcome() || (failure == FailureClass::kRankExit &&
+                                                         context.asked_for_ms >= kOwnReasonMs));
     rank.set_collateral(asked &&
                         (by_our_kill || no_word || ended.unkillable() || IsDecision(failure) ||
                          failure == FailureClass::kCollectiveTimeout));

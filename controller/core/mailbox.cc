@@ -73,7 +73,11 @@ void Mailbox::RunBatch(std::vector<Event> events) {
     Release release = event(*core_, Time());
     outputs.push_back({.effects = core_->TakeEffects(), .release = std::move(release)});
   }
-  core_->Tick(Time());
+  if (const std::int64_t tick = clock_->MonotonicMicros();
+      tick - last_tick_ >= Core::kTickMs * 1000 / 2) {
+    last_tick_ = tick;
+    core_->Tick(Time());
+  }
   if (core_->WantsSchedule(Time())) {
     const std::int64_t begin = clock_->MonotonicMicros();
     core_->Schedule(Time());
@@ -81,15 +85,13 @@ void Mailbox::RunBatch(std::vector<Event> events) {
   }
   outputs.push_back({.effects = core_->TakeEffects(), .release = {}});
   const StoreBatch batch = core_->TakeBatch();
-  if (!batch.empty() && !Commit(batch, stop_)) {
-    return;  // told through StoreBroken; nothing leaves
-  }
+  const absl::Status stored = batch.empty() ? absl::OkStatus() : Commit(batch, stop_);
   for (Output& output : outputs) {
-    if (!output.effects.empty()) {
+    if (stored.ok() && !output.effects.empty()) {
       sink_->Deliver(std::move(output.effects));
     }
     if (output.release) {
-      output.release();
+      output.release(stored);
     }
   }
   const std::int64_t now = clock_->MonotonicMicros();
@@ -99,14 +101,14 @@ void Mailbox::RunBatch(std::vector<Event> events) {
   }
 }
 
-bool Mailbox::Commit(const StoreBatch& batch, const std::stop_token& stop) {
+absl::Status Mailbox::Commit(const StoreBatch& batch, const std::stop_token& stop) {
   const std::int64_t begin = clock_->MonotonicMicros();
   while (true) {
     const absl::Status status = store_->Commit(batch);
     if (status.ok()) {
       store_healthy_.store(true, std::memory_order_relaxed);
       sink_->ObserveCommitSeconds(static_cast<double>(clock_->MonotonicMicros() - begin) / 1e6);
-      return true;
+      return status;
     }
     if (store_healthy_.exchange(false, std::memory_order_relaxed)) {
       LogError("store_commit_failed", {{"error", ToString(status)}});
@@ -114,7 +116,7 @@ bool Mailbox::Commit(const StoreBatch& batch, const std::stop_token& stop) {
     if (clock_->MonotonicMicros() - begin > options_.store_retry_ms * 1000 ||
         stop.stop_requested()) {
       sink_->StoreBroken(status);
-      return false;
+      return Annotate(UnavailableError(Message(status)), "the job store cannot be written");
     }
     WaitFor(kCommitRetryMs, stop);
   }

@@ -44,8 +44,9 @@ struct MailboxOptions {
 
 class Mailbox {
  public:
-  // Runs on the core's thread; returns what to run after the commit (may be empty).
-  using Release = std::function<void()>;
+  // Runs on the core's thread; returns what to run after the commit (may be empty), with how that
+  // went: OK, or why nothing was stored (then nothing happened, as far as others may know).
+  using Release = std::function<void(const absl::Status& stored)>;
   using Event = std::function<Release(Core&, Now)>;
 
   // All outlive the mailbox.
@@ -72,7 +73,7 @@ class Mailbox {
 
   void Run(const std::stop_token& stop);
   void RunBatch(std::vector<Event> events);
-  bool Commit(const StoreBatch& batch, const std::stop_token& stop);
+  absl::Status Commit(const StoreBatch& batch, const std::stop_token& stop);
   Now Time() const { return {clock_->MonotonicMicros(), clock_->UnixMicros()}; }
 
   const MailboxOptions options_;
@@ -83,6 +84,7 @@ class Mailbox {
   BoundedQueue<Event> queue_;
   std::atomic<bool> store_healthy_{true};
   std::int64_t last_census_ = 0;
+  std::int64_t last_tick_ = 0;
   std::stop_token stop_;
   std::jthread thread_;
 };

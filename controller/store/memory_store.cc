@@ -5,6 +5,7 @@
 namespace octavo {
 
 absl::StatusOr<StoreSnapshot> MemoryStore::Load() {
+  std::lock_guard<std::mutex> lock(mutex_);
   StoreSnapshot snapshot{.revision = revision_};
   for (const auto& [uid, job] : jobs_) {
     snapshot.jobs.push_back(job);
@@ -25,6 +26,7 @@ absl::StatusOr<StoreSnapshot> MemoryStore::Load() {
 }
 
 absl::Status MemoryStore::Commit(const StoreBatch& batch) {
+  std::lock_guard<std::mutex> lock(mutex_);
   if (!commit_status_.ok()) {
     return commit_status_;
   }
@@ -71,6 +73,7 @@ absl::Status MemoryStore::Commit(const StoreBatch& batch) {
 absl::StatusOr<std::vector<v1::JobEvent>> MemoryStore::ReadEvents(const std::string& job_uid,
                                                                   std::int64_t after,
                                                                   std::int64_t limit) {
+  std::lock_guard<std::mutex> lock(mutex_);
   std::vector<v1::JobEvent> events;
   const auto job = events_.find(job_uid);
   if (job == events_.end()) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,10 +21,18 @@ class MemoryStore final : public JobStore {
                                                        std::int64_t limit) override;
 
   // The next commits fail with this status, applying nothing, until it is OK again.
-  void FailCommits(absl::Status status) { commit_status_ = std::move(status); }
-  std::int64_t commits() const { return commits_; }
+  void FailCommits(absl::Status status) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    commit_status_ = std::move(status);
+  }
+  std::int64_t commits() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return commits_;
+  }
 
  private:
+  // Tests look in while the owner's thread runs; everything below is guarded by it.
+  mutable std::mutex mutex_;
   std::map<std::string, internal::v1::StoredJob> jobs_;
   std::map<std::pair<std::string, std::int32_t>, internal::v1::StoredAttempt> attempts_;
   std::map<std::pair<std::string, std::int64_t>, v1::PrecisionPlan> plans_;

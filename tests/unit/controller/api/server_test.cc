@@ -52,8 +52,8 @@ class ServerTest : public testing::Test {
  protected:
   void Start(ServerOptions options = {}) {
     options.version = "9.9.9";
-    server_ = std::make_unique<ControllerServer>(std::move(options), &store_, nullptr,
-                                                 &RealClock::Get());
+    server_ =
+        std::make_unique<ControllerServer>(std::move(options), &store_, nullptr, &RealClock::Get());
     const absl::Status started = server_->Start();
     ASSERT_TRUE(started.ok()) << ToString(started);
     grpc::ChannelArguments arguments;
@@ -239,8 +239,8 @@ class HandWorker {
 
  private:
   grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReaderWriter<internal::v1::WorkerToController,
-                                           internal::v1::ControllerToWorker>>
+  std::unique_ptr<
+      grpc::ClientReaderWriter<internal::v1::WorkerToController, internal::v1::ControllerToWorker>>
       stream_;
 };
 
@@ -277,8 +277,7 @@ TEST_F(ServerTest, LogsComeFromTheWorkerThatHasThem) {
   const auto stream = jobs_->ReadLogs(&context, request);
   const std::vector<std::string> parts = {"first ", "second"};
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    const internal::v1::LogRequest ask =
-        worker.Await(internal::v1::ControllerToWorker::kLog).log();
+    const internal::v1::LogRequest ask = worker.Await(internal::v1::ControllerToWorker::kLog).log();
     EXPECT_EQ(ask.offset(), i == 0 ? 0 : 6);
     internal::v1::WorkerToController reply;
     reply.mutable_log()->set_id(ask.id());
@@ -405,7 +404,8 @@ TEST_F(ServerTest, HttpServesMetricsHealthAndDiscovery) {
     ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "waited for the worker in /sd: " << sd;
   }
   const std::string metrics = Http("/metrics");
-  EXPECT_THAT(metrics, HasSubstr("octavo_build_info{version=\"9.9.9\",component=\"controller\"} 1"));
+  EXPECT_THAT(metrics,
+              HasSubstr("octavo_build_info{version=\"9.9.9\",component=\"controller\"} 1"));
   EXPECT_THAT(metrics, HasSubstr("octavo_train_job_info{train_job=\"one\""));
   EXPECT_THAT(metrics, HasSubstr("octavo_rpc_requests_total{method=\"SubmitJob\",code=\"OK\"} 1"));
   EXPECT_THAT(metrics, HasSubstr("octavo_jobs{state=\"STARTING\"}"));
@@ -443,8 +443,8 @@ TEST_F(ServerTest, ASecondControllerCannotTakeTheSamePort) {
   EXPECT_THAT(Message(started), HasSubstr(StrCat("127.0.0.1:", server_->port())));
 }
 
-// Commits fail: nothing is acknowledged, readiness says why, and after the limit the store counts as
-// broken.
+// Commits fail: nothing is acknowledged, readiness says why, and after the limit the store counts
+// as broken.
 TEST_F(ServerTest, NothingIsAnsweredThatCouldNotBeStored) {
   ServerOptions options;
   options.mailbox.store_retry_ms = 300;

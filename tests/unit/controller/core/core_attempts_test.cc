@@ -26,7 +26,8 @@ TEST_F(CoreAttempts, ADeadRankEndsTheGangAndTheJobRestartsAfterItsBackOff) {
   v1::Job job = Get("job");
   EXPECT_EQ(job.state(), v1::RESTARTING);
   EXPECT_EQ(job.attempts(0).end_class(), v1::RANK_EXIT) << "the death is the cause";
-  EXPECT_THAT(job.attempts(0).end_reason(), HasSubstr("rank 1 on workers/b was killed by signal 9"));
+  EXPECT_THAT(job.attempts(0).end_reason(),
+              HasSubstr("rank 1 on workers/b was killed by signal 9"));
   EXPECT_EQ(job.restarts(), 1);
   EXPECT_EQ(job.pending().reason(), v1::RESTART_BACKOFF);
   Pass(4, {"a", "b"});
@@ -101,7 +102,8 @@ TEST_F(CoreAttempts, AGangThatCannotFormNamesTheMissingRankAndBlamesItsWorker) {
   EndAll("b", Killed);
   const v1::Job job = Get("job");
   EXPECT_EQ(job.attempts(0).end_class(), v1::GANG_TIMEOUT);
-  EXPECT_THAT(job.attempts(0).end_reason(), HasSubstr("rank 1 on workers/b did not come within 20 s"));
+  EXPECT_THAT(job.attempts(0).end_reason(),
+              HasSubstr("rank 1 on workers/b did not come within 20 s"));
 }
 
 TEST_F(CoreAttempts, AStallNamesTheRankThatIsBehind) {
@@ -428,8 +430,7 @@ TEST_F(CoreAttempts, PlanChangesAreCheckedRacedAndRolledBack) {
   EXPECT_EQ(back->plan().version(), 3);
   EXPECT_EQ(ErrorReason(core_->SetPlan({.name = "job", .rollback_to = 9}, now_).status()),
             "PLAN_INVALID");
-  const auto dry = core_->SetPlan(
-      {.name = "job", .rollback_to = 2, .validate_only = true}, now_);
+  const auto dry = core_->SetPlan({.name = "job", .rollback_to = 2, .validate_only = true}, now_);
   ASSERT_TRUE(dry.ok());
   EXPECT_EQ(core_->Precision("job")->plan().version(), 3);
 }

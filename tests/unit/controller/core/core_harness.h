@@ -1,4 +1,5 @@
-// A core with a memory store and workers played by hand: messages in, effects out, time by argument.
+// A core with a memory store and workers played by hand: messages in, effects out, time by
+// argument.
 #pragma once
 
 #include <map>
@@ -229,7 +230,9 @@ class CoreHarness : public testing::Test {
     }
   }
   static void Succeeded(internal::v1::RankEnded& ended) { ended.mutable_outcome(); }
-  static void Stopped(internal::v1::RankEnded& ended) { ended.mutable_outcome()->set_stopped(true); }
+  static void Stopped(internal::v1::RankEnded& ended) {
+    ended.mutable_outcome()->set_stopped(true);
+  }
   static void Suspended(internal::v1::RankEnded& ended) {
     ended.mutable_outcome()->set_suspended(true);
   }

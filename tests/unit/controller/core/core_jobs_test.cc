@@ -196,12 +196,10 @@ TEST_F(CoreJobs, AStaleEtagIsRefused) {
   const auto job = Submit(Spec("job"));
   ASSERT_TRUE(job.ok());
   Register("a", 2);  // starts it: the etag moves on
-  const auto stale =
-      core_->Verb(JobVerb::kCancel, {.name = "job", .etag = job->etag()}, now_);
+  const auto stale = core_->Verb(JobVerb::kCancel, {.name = "job", .etag = job->etag()}, now_);
   EXPECT_EQ(stale.status().code(), absl::StatusCode::kAborted);
   EXPECT_EQ(ErrorReason(stale.status()), "STALE_ETAG");
-  EXPECT_TRUE(
-      core_->Verb(JobVerb::kCancel, {.name = "job", .etag = Get("job").etag()}, now_).ok());
+  EXPECT_TRUE(core_->Verb(JobVerb::kCancel, {.name = "job", .etag = Get("job").etag()}, now_).ok());
 }
 
 TEST_F(CoreJobs, CheckpointIsAWishToEveryWorkerAndOnlyWhileRunning) {
@@ -311,8 +309,8 @@ TEST_F(CoreJobs, RevisionsGrowByOneAndHistoryTellsTheStory) {
   RunOn2Workers();
   EndAll("a", Succeeded);
   EndAll("b", Succeeded);
-  EXPECT_EQ(Kinds("job"), (std::vector<std::string>{"SUBMITTED", "STATE", "STATE", "RANK", "RANK",
-                                                    "STATE"}));
+  EXPECT_EQ(Kinds("job"),
+            (std::vector<std::string>{"SUBMITTED", "STATE", "STATE", "RANK", "RANK", "STATE"}));
 }
 
 }  // namespace
