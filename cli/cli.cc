@@ -1,0 +1,79 @@
+#include "cli/cli.h"
+
+#include <CLI/CLI.hpp>
+#include <map>
+
+#include "cli/commands.h"
+#include "cli/exit_codes.h"
+#include "cli/session.h"
+
+namespace octavo {
+namespace {
+
+void AddGlobalFlags(CLI::App& app, Session& session) {
+  ClientOptions& options = session.options;
+  constexpr const char* kGroup = "Connection";
+  app.add_option("--controller", options.controller, "address of the controller")
+      ->envname("OCTAVO_CONTROLLER")
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--timeout", options.timeout_seconds, "seconds that one call may take")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--tls-ca", options.tls_ca, "PEM file: the authority of the controller")
+      ->envname("OCTAVO_TLS_CA")
+      ->group(kGroup);
+  app.add_option("--tls-cert", options.tls_cert, "PEM file: this client's certificate")
+      ->envname("OCTAVO_TLS_CERT")
+      ->group(kGroup);
+  app.add_option("--tls-key", options.tls_key, "PEM file: its private key")
+      ->envname("OCTAVO_TLS_KEY")
+      ->group(kGroup);
+  app.add_option("--tls-server-name", options.tls_server_name,
+                 "name in the controller's certificate, when it is not its address")
+      ->envname("OCTAVO_TLS_SERVER_NAME")
+      ->group(kGroup);
+  app.add_option("--token-file", options.token_file, "file with the bearer token")
+      ->envname("OCTAVO_TOKEN_FILE")
+      ->group(kGroup);
+  const std::map<std::string, OutputFormat> formats = {{"table", OutputFormat::kTable},
+                                                       {"json", OutputFormat::kJson}};
+  app.add_option("-o,--output", session.format, "table (for people) or json (for scripts)")
+      ->transform(CLI::CheckedTransformer(formats).description(""))
+      ->option_text("table|json");
+}
+
+}  // namespace
+
+int RunCli(const std::vector<std::string>& arguments, const CliEnvironment& environment,
+           std::ostream& out, std::ostream& err) {
+  Session session(out, err);
+  session.is_terminal = environment.is_terminal;
+  session.terminal_width = environment.terminal_width;
+  session.handles_signals = environment.handles_signals;
+
+  CLI::App app(
+      "Octavo trains mixture-of-experts models in FP8. Jobs are described in YAML\n"
+      "(octavo spec-reference) and run by workers under one controller.",
+      "octavo");
+  app.require_subcommand(1);
+  app.fallthrough();  // global flags may stand after the command
+  app.footer(kExitCodesHelp);
+  AddGlobalFlags(app, session);
+  for (auto add : {AddSubmit, AddList, AddDescribe, AddWatch, AddCancel, AddSuspend, AddResume,
+                   AddCheckpoint, AddLogs, AddEvents, AddWorkers, AddDrain, AddPrecision, AddData,
+                   AddCheckpoints, AddVersion, AddSpecReference, AddCompletion}) {
+    add(app, session);
+  }
+  try {
+    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+    app.parse(reversed);
+  } catch (const CLI::ParseError& error) {
+    // Help is a success; everything else is a wrong command line.
+    return app.exit(error, out, err) == 0 ? kExitOk : kExitUsage;
+  }
+  return session.Execute();
+}
+
+}  // namespace octavo
