@@ -19,6 +19,7 @@
 #include "base/version.h"
 #include "controller/api/server.h"
 #include "controller/store/sqlite_store.h"
+#include "grpc/support/log.h"
 #include "nlohmann/json.hpp"
 #include "proto/limits.h"
 
@@ -162,6 +163,12 @@ int Run(int argc, char** argv) {
   if (!logging.ok()) {
     return Fail(kExitUsage, logging);
   }
+  // gRPC writes to stderr by itself; as one-line events it does not interleave with ours.
+  gpr_set_log_function([](gpr_log_func_args* args) {
+    const LogLevel level =
+        args->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarning : LogLevel::kDebug;
+    Log(level, "grpc", {{"text", args->message}});
+  });
   ServerOptions options{.listen = flags.listen,
                         .http = flags.http,
                         .advertise_http = flags.advertise_http,

@@ -160,7 +160,8 @@ void ControllerServer::Deliver(Effects effects) {
     } else if (const auto* log = std::get_if<LogAnswer>(&effect)) {
       logs_.Answer(log->reply);
     } else if (const auto* note = std::get_if<LogNote>(&effect)) {
-      LogInfo(note->event, {{"train_job", note->train_job}, {"text", note->text}});
+      Log(note->event == "job_warning" ? LogLevel::kWarning : LogLevel::kInfo, note->event,
+          {{"train_job", note->train_job}, {"text", note->text}});
     } else {
       metrics_.Observe(effect);
     }

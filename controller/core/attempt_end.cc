@@ -167,10 +167,10 @@ internal::v1::StoredRank JudgeRankEnd(const internal::v1::RankEnded& ended,
     rank.set_collateral(asked &&
                         (by_our_kill || no_word || ended.unkillable() || IsDecision(failure) ||
                          failure == FailureClass::kCollectiveTimeout));
-    if (detail.empty()) {
-      detail = clean || ended.exit_code() != 0 || ended.signal() != 0
-                   ? LastLine(ended.log_tail())
-                   : "without saying that it had finished";
+    if (detail.empty() && ended.exit_code() == 0) {
+      detail = "without saying that it had finished";
+    } else if (detail.empty() && ended.signal() != SIGKILL) {
+      detail = LastLine(ended.log_tail());  // a kill from outside leaves no last line of its own
     }
   }
   std::string reason =

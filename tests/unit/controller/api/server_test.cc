@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "base/log.h"
 #include "base/status.h"
 #include "base/str.h"
 #include "controller/store/memory_store.h"
@@ -50,7 +51,12 @@ std::string SpecYaml(const std::string& name) {
 
 class ServerTest : public testing::Test {
  protected:
-  void Start(ServerOptions options = {}) {
+  static void SetUpTestSuite() {
+    ASSERT_TRUE(InitLog({.component = "test", .min_level = LogLevel::kError}).ok());
+  }
+  // Without HTTP: its server takes up to two seconds to stop.
+  static ServerOptions GrpcOnly() { return {.http = ""}; }
+  void Start(ServerOptions options = GrpcOnly()) {
     options.version = "9.9.9";
     server_ =
         std::make_unique<ControllerServer>(std::move(options), &store_, nullptr, &RealClock::Get());
@@ -368,7 +374,7 @@ TEST_F(ServerTest, ShutdownIsBoundedWhateverClientsDo) {
 }
 
 TEST_F(ServerTest, RolesDecideWhoMayDoWhat) {
-  ServerOptions options;
+  ServerOptions options = GrpcOnly();
   auto tokens = TokenTable::Parse(
       "viewer-token-0123456789 viewer vera\nsubmit-token-0123456789 submitter sam\n"
       "operat-token-0123456789 operator olga\n",
@@ -392,7 +398,7 @@ TEST_F(ServerTest, RolesDecideWhoMayDoWhat) {
 }
 
 TEST_F(ServerTest, HttpServesMetricsHealthAndDiscovery) {
-  Start();
+  Start({});
   HandWorker worker(workers_.get(), "w");
   ASSERT_TRUE(Submit(SpecYaml("one")).ok());
   worker.Await(internal::v1::ControllerToWorker::kStart);

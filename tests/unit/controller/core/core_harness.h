@@ -255,7 +255,9 @@ class CoreHarness : public testing::Test {
     request.set_name(name);
     request.set_page_size(1000);
     std::vector<std::string> kinds;
-    for (const v1::JobEvent& event : core_->Events(request)->events()) {
+    const auto listed = core_->Events(request);
+    EXPECT_TRUE(listed.ok()) << ToString(listed.status());
+    for (const v1::JobEvent& event : listed->events()) {
       kinds.push_back(event.kind());
     }
     return kinds;
