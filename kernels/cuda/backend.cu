@@ -190,6 +190,17 @@ void Free(OpsContext* context) {
   if (context->lt != nullptr) {
     cublasLtDestroy(context->lt);
   }
+  for (int i = 0; i < OpsContext::kSides; ++i) {
+    if (context->side[i] != nullptr) {
+      (void)cudaStreamDestroy(context->side[i]);
+    }
+    if (context->join[i] != nullptr) {
+      (void)cudaEventDestroy(context->join[i]);
+    }
+  }
+  if (context->fork != nullptr) {
+    (void)cudaEventDestroy(context->fork);
+  }
   (void)cudaFree(context->own_gemm_workspace);
   (void)cudaFree(context->scratch);
   if (context->stream != nullptr) {
@@ -218,6 +229,11 @@ int Create(int ordinal, Backend* backend, char* message, std::int64_t message_by
   context->scratch_bytes = kScratchBytes;
   context->Record(cudaSetDevice(ordinal), "cudaSetDevice");
   context->Record(cudaStreamCreateWithFlags(&context->stream, cudaStreamNonBlocking), "stream");
+  context->Record(cudaEventCreateWithFlags(&context->fork, cudaEventDisableTiming), "event");
+  for (int i = 0; i < OpsContext::kSides; ++i) {
+    context->Record(cudaStreamCreateWithFlags(&context->side[i], cudaStreamNonBlocking), "stream");
+    context->Record(cudaEventCreateWithFlags(&context->join[i], cudaEventDisableTiming), "event");
+  }
   context->Record(cudaMalloc(reinterpret_cast<void**>(&context->scratch),
                              static_cast<std::size_t>(kScratchBytes)),
                   "scratch memory");

@@ -41,6 +41,10 @@ struct OpsContext {
   void* gemm_workspace = nullptr;  // caller's, else own_gemm_workspace
   std::int64_t gemm_workspace_bytes = 0;
   void* own_gemm_workspace = nullptr;
+  // Side streams for small products that do not fill the card; forked from and joined to `stream`.
+  static constexpr int kSides = 4;
+  cudaStream_t side[kSides] = {};
+  cudaEvent_t fork = nullptr, join[kSides] = {};
   std::uint8_t* scratch = nullptr;  // partial sums, repacked scales
   std::int64_t scratch_bytes = 0;
   std::unique_ptr<cuda::GemmPlans, cuda::GemmPlansDeleter> gemm_plans;

@@ -1,8 +1,9 @@
 // Embedding lookup and its gradient.
 //
 // The gradient must not depend on the order of threads, so positions are grouped by token first: a
-// histogram, a scan over the vocabulary, a scatter (unordered within a token), and then one block a
-// token that ranks its positions and adds their rows in order.
+// histogram, a scan over the vocabulary, a scatter (unordered within a token), and then a block for
+// (token that occurs, 512 columns) that ranks its positions and adds their rows: four threads a
+// column vector, each a quarter of the positions in order.
 #include "base/check.h"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/device.cuh"
@@ -42,54 +43,54 @@ __global__ void count_tokens_kernel(const std::int32_t* tokens, std::int64_t cou
   }
 }
 
-// start[v] = Σ counts before v, cursor likewise. One block of 1024 threads.
+// start[v] = Σ counts before v, cursor likewise; distinct[] lists the tokens that occur, their
+// number in distinct_count. One block of 1024 threads.
 __global__ void __launch_bounds__(1024)
     scan_tokens_kernel(const std::int32_t* counts, std::int64_t vocab, std::int32_t* start,
-                       std::int32_t* cursor) {
-  __shared__ std::int32_t warp_sum[32];
-  __shared__ std::int32_t carry;
+                       std::int32_t* cursor, std::int32_t* distinct, std::int32_t* distinct_count) {
+  __shared__ std::int64_t warp_sum[32];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  if (threadIdx.x == 0) {
-    carry = 0;
-  }
-  __syncthreads();
+  std::int64_t carry = 0;  // occurrences in the low half, distinct tokens in the high half
   for (std::int64_t base = 0; base < vocab; base += 4096) {
-    std::int32_t own[4], sum = 0;
+    std::int64_t own[4], sum = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const std::int64_t v = base + threadIdx.x * 4 + j;
-      own[j] = v < vocab ? counts[v] : 0;
+      const std::int64_t n = v < vocab ? counts[v] : 0;
+      own[j] = n + (n > 0 ? std::int64_t{1} << 32 : 0);
       sum += own[j];
     }
-    std::int32_t inclusive = sum;
+    std::int64_t inclusive = sum;
 #pragma unroll
     for (int o = 1; o < 32; o <<= 1) {
-      const std::int32_t left = __shfl_up_sync(kFullMask, inclusive, o);
+      const std::int64_t left = __shfl_up_sync(kFullMask, inclusive, o);
       inclusive += lane >= o ? left : 0;
     }
     if (lane == 31) {
       warp_sum[warp] = inclusive;
     }
     __syncthreads();
-    std::int32_t before = carry;
-    for (int w = 0; w < warp; ++w) {
-      before += warp_sum[w];
+    std::int64_t before = carry + inclusive - sum;
+    for (int w = 0; w < 32; ++w) {
+      before += w < warp ? warp_sum[w] : 0;
+      carry += warp_sum[w];
     }
-    before += inclusive - sum;
+    __syncthreads();
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const std::int64_t v = base + threadIdx.x * 4 + j;
       if (v < vocab) {
-        start[v] = before;
-        cursor[v] = before;
+        start[v] = static_cast<std::int32_t>(before);
+        cursor[v] = static_cast<std::int32_t>(before);
+        if (own[j] != 0) {
+          distinct[before >> 32] = static_cast<std::int32_t>(v);
+        }
       }
       before += own[j];
     }
-    __syncthreads();
-    if (threadIdx.x == 1023) {
-      carry = before;
-    }
-    __syncthreads();
+  }
+  if (threadIdx.x == 0) {
+    *distinct_count = static_cast<std::int32_t>(carry >> 32);
   }
 }
 
@@ -102,49 +103,102 @@ __global__ void scatter_tokens_kernel(const std::int32_t* tokens, std::int64_t c
   }
 }
 
-// A block a token of the vocabulary. Positions are ranked by counting smaller ones, into `ordered`.
+inline constexpr int kRanked = 2048;  // positions that fit into shared memory at a time
+
+// Block x, x + gridDim.x, … of the tokens that occur; blockIdx.y: 512 columns.
 template <class T>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(256)
     embedding_backward_kernel(const std::int32_t* counts, const std::int32_t* start,
-                              const std::int32_t* position, std::int32_t* ordered,
-                              std::int64_t hidden, const T* d_out, float* d_table) {
-  const std::int64_t token = blockIdx.x;
-  const std::int32_t n = counts[token];
-  if (n == 0) {
-    return;
-  }
-  const std::int32_t* mine = position + start[token];
-  std::int32_t* order = ordered + start[token];
-  for (std::int32_t i = threadIdx.x; i < n; i += blockDim.x) {
-    const std::int32_t p = mine[i];
-    std::int32_t rank = 0;
-    for (std::int32_t j = 0; j < n; ++j) {
-      rank += mine[j] < p ? 1 : 0;
+                              const std::int32_t* distinct, const std::int32_t* distinct_count,
+                              const std::int32_t* position, std::int64_t hidden, const T* d_out,
+                              float* d_table) {
+  __shared__ std::int32_t unordered[kRanked], order[kRanked];
+  __shared__ float part[3][64][9];
+  const int vector = threadIdx.x & 63, quarter = threadIdx.x >> 6;
+  const std::int64_t col = blockIdx.y * 512 + vector * 8;
+  const int total = *distinct_count;
+  for (int d = blockIdx.x; d < total; d += gridDim.x) {
+    const std::int64_t token = distinct[d];
+    const std::int32_t n = counts[token];
+    const std::int32_t* mine = position + start[token];
+    float sum[8] = {};
+    // Chunks of kRanked by value: positions below `bound` come first whatever their place in
+    // memory.
+    std::int32_t done = 0;
+    std::int32_t above = -1;  // positions up to this one are added
+    while (done < n) {
+      __syncthreads();
+      std::int32_t take = n - done;
+      if (n <= kRanked) {
+        for (int i = threadIdx.x; i < n; i += 256) {
+          unordered[i] = mine[i];
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < n; i += 256) {
+          const std::int32_t p = unordered[i];
+          std::int32_t rank = 0;
+          for (int j = 0; j < n; ++j) {
+            rank += unordered[j] < p ? 1 : 0;
+          }
+          order[rank] = p;
+        }
+      } else {
+        // Very frequent token: rank in global memory, keep the next kRanked.
+        take = min(take, kRanked);
+        for (std::int32_t i = threadIdx.x; i < n; i += 256) {
+          const std::int32_t p = mine[i];
+          std::int32_t rank = 0;
+          if (p > above) {
+            for (std::int32_t j = 0; j < n; ++j) {
+              rank += mine[j] < p ? 1 : 0;
+            }
+            if (rank >= done && rank < done + take) {
+              order[rank - done] = p;
+            }
+          }
+        }
+      }
+      __syncthreads();
+      if (col < hidden) {
+        const int span = (take + 3) / 4, first = min(take, quarter * span);
+        const int last = min(take, first + span);
+#pragma unroll 8
+        for (int i = first; i < last; ++i) {
+          float v[8];
+          Load8(d_out + order[i] * hidden + col, v);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            sum[j] += v[j];
+          }
+        }
+      }
+      above = order[take - 1];
+      done += take;
     }
-    order[rank] = p;
-  }
-  __syncthreads();
-  for (std::int64_t c = threadIdx.x * 8; c < hidden; c += blockDim.x * 8) {
-    float sum[8];
-    Load8Plain(d_table + token * hidden + c, sum);
-#pragma unroll 4
-    for (std::int32_t i = 0; i < n; ++i) {
-      float v[8];
-      Load8(d_out + order[i] * hidden + c, v);
+    if (quarter > 0) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        sum[j] += v[j];
+        part[quarter - 1][vector][j] = sum[j];
       }
     }
-    Store8(d_table + token * hidden + c, sum);
+    __syncthreads();
+    if (quarter == 0 && col < hidden) {
+      float table[8];
+      Load8Plain(d_table + token * hidden + col, table);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        table[j] += ((sum[j] + part[0][vector][j]) + part[1][vector][j]) + part[2][vector][j];
+      }
+      Store8(d_table + token * hidden + col, table);
+    }
   }
 }
 
 }  // namespace
 
-// counts, start and cursor of the vocabulary; positions twice.
+// counts, start and cursor of the vocabulary; distinct tokens, positions, one counter.
 std::int64_t EmbeddingBackwardWorkspaceBytes(std::int64_t tokens, std::int64_t vocab) {
-  return 4 * (3 * vocab + 2 * tokens);
+  return 4 * (3 * vocab + 2 * tokens + 4);
 }
 
 void EmbeddingForward(OpsContext* context, const EmbeddingForwardArgs& a) {
@@ -173,20 +227,25 @@ void EmbeddingBackward(OpsContext* context, const EmbeddingBackwardArgs& a) {
   std::int32_t* counts = static_cast<std::int32_t*>(a.workspace);
   std::int32_t* start = counts + a.vocab;
   std::int32_t* cursor = start + a.vocab;
-  std::int32_t* position = cursor + a.vocab;
-  std::int32_t* ordered = position + a.count;
+  std::int32_t* distinct = cursor + a.vocab;
+  std::int32_t* position = distinct + a.count;
+  std::int32_t* distinct_count = position + a.count;
   cudaMemsetAsync(counts, 0, sizeof(std::int32_t) * a.vocab, stream);
   count_tokens_kernel<<<Blocks(a.count, 256), 256, 0, stream>>>(a.tokens, a.count, a.vocab, counts);
-  scan_tokens_kernel<<<1, 1024, 0, stream>>>(counts, a.vocab, start, cursor);
+  scan_tokens_kernel<<<1, 1024, 0, stream>>>(counts, a.vocab, start, cursor, distinct,
+                                             distinct_count);
   scatter_tokens_kernel<<<Blocks(a.count, 256), 256, 0, stream>>>(a.tokens, a.count, a.vocab,
                                                                   cursor, position);
-  const unsigned blocks = static_cast<unsigned>(a.vocab);
+  const unsigned x = static_cast<unsigned>(a.count < 1024 ? a.count : 1024);
+  const dim3 grid(x, Blocks(a.hidden, 512));
   if (a.dtype == DType::kBF16) {
-    embedding_backward_kernel<<<blocks, 128, 0, stream>>>(
-        counts, start, position, ordered, a.hidden, static_cast<const bf16*>(a.d_out), a.d_table);
+    embedding_backward_kernel<<<grid, 256, 0, stream>>>(
+        counts, start, distinct, distinct_count, position, a.hidden,
+        static_cast<const bf16*>(a.d_out), a.d_table);
   } else {
-    embedding_backward_kernel<<<blocks, 128, 0, stream>>>(
-        counts, start, position, ordered, a.hidden, static_cast<const float*>(a.d_out), a.d_table);
+    embedding_backward_kernel<<<grid, 256, 0, stream>>>(
+        counts, start, distinct, distinct_count, position, a.hidden,
+        static_cast<const float*>(a.d_out), a.d_table);
   }
   context->Launched("embedding_backward");
 }

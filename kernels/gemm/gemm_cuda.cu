@@ -16,7 +16,7 @@ namespace octavo::cuda {
 // Plans live as long as the backend: expert sizes are multiples of 128, so they repeat.
 class GemmPlans {
  public:
-  using Key = std::array<std::int64_t, 16>;
+  using Key = std::array<std::int64_t, 17>;
   struct Plan {
     bool usable = false;
     cublasLtMatmulDesc_t desc = nullptr;
@@ -147,6 +147,7 @@ void Set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, T 
 
 void Choose(OpsContext* context, const Product& p, const LtOperand& a, const LtOperand& b,
             const GemmPlans::Key& key, GemmPlans::Plan* plan) {
+  const std::int64_t workspace_bytes = key[16];
   cublasLtMatmulDescCreate(&plan->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
   Set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, b.k_contiguous ? CUBLAS_OP_T : CUBLAS_OP_N);
   Set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, a.k_contiguous ? CUBLAS_OP_N : CUBLAS_OP_T);
@@ -170,8 +171,7 @@ void Choose(OpsContext* context, const Product& p, const LtOperand& a, const LtO
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
     cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value));
   };
-  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-         static_cast<std::size_t>(context->gemm_workspace_bytes));
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::size_t>(workspace_bytes));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<std::uint32_t>(key[13]));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<std::uint32_t>(key[14]));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<std::uint32_t>(key[15]));
@@ -183,11 +183,11 @@ void Choose(OpsContext* context, const Product& p, const LtOperand& a, const LtO
   cublasLtMatmulPreferenceDestroy(preference);
   plan->usable = status == CUBLAS_STATUS_SUCCESS && found > 0 &&
                  result.state == CUBLAS_STATUS_SUCCESS &&
-                 static_cast<std::int64_t>(result.workspaceSize) <= context->gemm_workspace_bytes;
+                 static_cast<std::int64_t>(result.workspaceSize) <= workspace_bytes;
   plan->algo = result.algo;
 }
 
-bool MultiplyLt(OpsContext* context, const Product& p) {
+bool MultiplyLt(OpsContext* context, const Lane& lane, const Product& p) {
   LtOperand a, b;
   const bool fp8 = p.a.quant.present();
   if (fp8 != p.b.quant.present() || (!fp8 && p.a.dtype != p.b.dtype) ||
@@ -216,7 +216,8 @@ bool MultiplyLt(OpsContext* context, const Product& p) {
                               (p.mode == Accumulate::kFast ? 1 : 0) + (p.accumulate ? 2 : 0),
                               Alignment(b.pointer),
                               Alignment(a.pointer),
-                              Alignment(p.c)};
+                              Alignment(p.c),
+                              lane.workspace_bytes};
   if (context->gemm_plans == nullptr) {
     context->gemm_plans.reset(new GemmPlans);
   }
@@ -235,8 +236,8 @@ bool MultiplyLt(OpsContext* context, const Product& p) {
   const float one = 1.0f, beta = p.accumulate ? 1.0f : 0.0f;
   const cublasStatus_t status =
       cublasLtMatmul(context->lt, plan->desc, &one, b.pointer, plan->a, a.pointer, plan->b, &beta,
-                     p.c, plan->c, p.c, plan->c, &plan->algo, context->gemm_workspace,
-                     static_cast<std::size_t>(context->gemm_workspace_bytes), context->stream);
+                     p.c, plan->c, p.c, plan->c, &plan->algo, lane.workspace,
+                     static_cast<std::size_t>(lane.workspace_bytes), lane.stream);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) {
     plan->usable = false;
     return false;
@@ -412,31 +413,56 @@ ProductOperand MakeProductOperand(const GemmOperand& operand, std::int64_t rows,
   return o;
 }
 
-void Multiply(OpsContext* context, const Product& p, const char* what) {
+Lane ComputeLane(const OpsContext* context) {
+  return {context->stream, context->gemm_workspace, context->gemm_workspace_bytes};
+}
+
+SideLanes::SideLanes(OpsContext* context) : context_(context) {
+  context->Record(cudaEventRecord(context->fork, context->stream), "fork");
+  for (cudaStream_t side : context->side) {
+    context->Record(cudaStreamWaitEvent(side, context->fork, 0), "fork");
+  }
+}
+
+SideLanes::~SideLanes() {
+  for (int i = 0; i < OpsContext::kSides; ++i) {
+    context_->Record(cudaEventRecord(context_->join[i], context_->side[i]), "join");
+    context_->Record(cudaStreamWaitEvent(context_->stream, context_->join[i], 0), "join");
+  }
+}
+
+Lane SideLanes::Next() {
+  const int i = next_++ % OpsContext::kSides;
+  const std::int64_t share = context_->gemm_workspace_bytes / OpsContext::kSides / 256 * 256;
+  return {context_->side[i], static_cast<std::uint8_t*>(context_->gemm_workspace) + i * share,
+          share};
+}
+
+void Multiply(OpsContext* context, const Lane& lane, const Product& p, const char* what) {
   if (p.m == 0 || p.n == 0) {
     return;
   }
   if (p.k == 0) {
     if (!p.accumulate) {
       const std::int64_t bytes = DTypeBytes(p.c_dtype);
-      context->Record(cudaMemset2DAsync(p.c, p.ldc * bytes, 0, p.n * bytes, p.m, context->stream),
+      context->Record(cudaMemset2DAsync(p.c, p.ldc * bytes, 0, p.n * bytes, p.m, lane.stream),
                       what);
     }
     return;
   }
   OCTAVO_CHECK(!p.accumulate || p.c_dtype == DType::kF32, "%s: accumulating needs FP32", what);
-  if (MultiplyLt(context, p)) {
+  if (MultiplyLt(context, lane, p)) {
     return;
   }
   const unsigned blocks = static_cast<unsigned>(CeilDiv(p.m, 64) * CeilDiv(p.n, 64));
   if (p.c_dtype == DType::kBF16) {
-    plain_gemm_kernel<<<blocks, 256, 0, context->stream>>>(p.m, p.n, p.k, MakePlain(p.a),
-                                                           MakePlain(p.b), static_cast<bf16*>(p.c),
-                                                           p.ldc, p.accumulate);
+    plain_gemm_kernel<<<blocks, 256, 0, lane.stream>>>(p.m, p.n, p.k, MakePlain(p.a),
+                                                       MakePlain(p.b), static_cast<bf16*>(p.c),
+                                                       p.ldc, p.accumulate);
   } else {
-    plain_gemm_kernel<<<blocks, 256, 0, context->stream>>>(p.m, p.n, p.k, MakePlain(p.a),
-                                                           MakePlain(p.b), static_cast<float*>(p.c),
-                                                           p.ldc, p.accumulate);
+    plain_gemm_kernel<<<blocks, 256, 0, lane.stream>>>(p.m, p.n, p.k, MakePlain(p.a),
+                                                       MakePlain(p.b), static_cast<float*>(p.c),
+                                                       p.ldc, p.accumulate);
   }
   context->Launched(what);
 }
@@ -479,7 +505,7 @@ void Gemm(OpsContext* context, const GemmArgs& a) {
   };
   prepare(&p.a, a.m);
   prepare(&p.b, a.n);
-  Multiply(context, p, "gemm");
+  Multiply(context, ComputeLane(context), p, "gemm");
 }
 
 }  // namespace octavo::cuda

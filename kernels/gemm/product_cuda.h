@@ -38,7 +38,30 @@ struct Product {
   Accumulate mode;
 };
 
-void Multiply(OpsContext* context, const Product& product, const char* what);
+// Where a product runs: the compute stream with the whole GEMM workspace, or a share of it.
+struct Lane {
+  cudaStream_t stream;
+  void* workspace;
+  std::int64_t workspace_bytes;
+};
+Lane ComputeLane(const OpsContext* context);
+
+void Multiply(OpsContext* context, const Lane& lane, const Product& product, const char* what);
+
+// Runs independent products on the side streams, a share of the workspace each. Between
+// construction and destruction nothing else may be enqueued on the compute stream.
+class SideLanes {
+ public:
+  explicit SideLanes(OpsContext* context);
+  SideLanes(const SideLanes&) = delete;
+  SideLanes& operator=(const SideLanes&) = delete;
+  ~SideLanes();
+  Lane Next();
+
+ private:
+  OpsContext* context_;
+  int next_ = 0;
+};
 
 ProductOperand MakeProductOperand(const GemmOperand& operand, std::int64_t rows, std::int64_t k);
 

@@ -1,6 +1,7 @@
 // Grouped products, first version: one cuBLASLt product an expert, on the host's copy of the group
-// sizes. Empty groups are skipped (weight gradients write zeros). It stays as the comparison and
-// the oracle of our own grouped kernels.
+// sizes, spread over a few streams because one small product does not fill the card. Empty groups
+// are skipped (weight gradients write zeros). It stays as the comparison and the oracle of our own
+// grouped kernels.
 //
 // Products run over a group's padded rows: padding of A is zeros, so padding of C comes out as
 // zeros, and every size is a multiple of 128, which cuBLASLt's block scales ask for. Its 1×128
@@ -47,6 +48,7 @@ void GroupedGemm(OpsContext* context, const GroupedGemmArgs& a) {
   }
   const std::int64_t row_bytes = a.n * DTypeBytes(a.c_dtype);
   std::uint8_t* c = static_cast<std::uint8_t*>(a.c);
+  SideLanes lanes(context);
   for (std::int64_t g = 0; g < groups.count; ++g) {
     const std::int64_t begin = groups.host_begin[g], rows = groups.host_rows[g];
     const std::int64_t room = groups.padded_rows - begin, wanted = RoundUp(rows, kRowAlign);
@@ -76,7 +78,7 @@ void GroupedGemm(OpsContext* context, const GroupedGemmArgs& a) {
     } else {
       p.b.data = Advance(p.b.data, p.b.dtype, g * (p.b.k_contiguous ? a.n : a.k) * p.b.ld);
     }
-    Multiply(context, p, "grouped_gemm");
+    Multiply(context, lanes.Next(), p, "grouped_gemm");
   }
 }
 
@@ -86,6 +88,7 @@ void GroupedWgrad(OpsContext* context, const GroupedWgradArgs& a) {
   const float* a_tensor = SpreadTensorScales(context, a.a.quant, groups.count, &used);
   const float* b_tensor = SpreadTensorScales(context, a.b.quant, groups.count, &used);
   const bool fp8 = a.a.quant.present();
+  SideLanes lanes(context);
   for (std::int64_t g = 0; g < groups.count; ++g) {
     const std::int64_t begin = groups.host_begin[g], rows = groups.host_rows[g];
     const auto make = [&](const GemmOperand& operand, std::int64_t width, const float* tensor) {
@@ -101,7 +104,7 @@ void GroupedWgrad(OpsContext* context, const GroupedWgradArgs& a) {
       }
       return o;
     };
-    Multiply(context,
+    Multiply(context, lanes.Next(),
              Product{.m = a.m,
                      .n = a.n,
                      .k = fp8 ? RoundUp(rows, kRowAlign) : rows,

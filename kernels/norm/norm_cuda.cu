@@ -100,87 +100,121 @@ __global__ void __launch_bounds__(256) rms_norm_forward_kernel(RmsNormForwardArg
   }
 }
 
-inline constexpr int kBackwardBlocks = 264;  // two a multiprocessor of the reference card
+// Blocks of the backward grid: a few a multiprocessor of the reference card. Also the rows of the
+// workspace, so narrow rows may have more.
+constexpr int BackwardBlocks(std::int64_t cols) {
+  return cols <= 1024 ? 1056 : cols <= 2048 ? 528 : 264;
+}
 
-// One block of 256 threads, rows blockIdx.x, + gridDim.x, …; kVectors vectors of 8 columns a
-// thread.
-template <class T, int kVectors>
-__global__ void __launch_bounds__(256)
+// A block walks over rows blockIdx.x, + gridDim.x, …, kRows at a time (independent loads in flight,
+// one pair of barriers); kVectors vectors of 8 columns a thread.
+template <class T, int kThreads, int kVectors, int kRows>
+__global__ void __launch_bounds__(kThreads)
     rms_norm_backward_kernel(RmsNormBackwardArgs a, float* partial) {
-  __shared__ float smem[33];
+  constexpr int kWarps = kThreads / 32;
+  __shared__ float part[2][kRows][kWarps];
   float dw[kVectors][8] = {};
-  for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const T* h_row = static_cast<const T*>(a.h) + row * a.ld_h;
-    const T* dy_row = static_cast<const T*>(a.dy) + row * a.ld_dy;
-    const float rstd = a.rstd[row];
-    Raw8<T> h_raw[kVectors], dy_raw[kVectors], res_raw[kVectors];
-    float sum = 0;
+  int turn = 0;
+  for (std::int64_t row0 = blockIdx.x; row0 < a.rows;
+       row0 += static_cast<std::int64_t>(gridDim.x) * kRows, turn ^= 1) {
+    Raw8<T> h_raw[kRows][kVectors], dy_raw[kRows][kVectors], res_raw[kRows][kVectors];
+    float rstd[kRows], sum[kRows];
 #pragma unroll
-    for (int u = 0; u < kVectors; ++u) {
-      const std::int64_t col = (threadIdx.x + u * 256) * 8;
-      ZeroRaw(h_raw[u]);
-      ZeroRaw(dy_raw[u]);
-      ZeroRaw(res_raw[u]);
-      if (col < a.cols) {
-        LoadRawPlain(h_row + col, h_raw[u]);
-        LoadRawPlain(dy_row + col, dy_raw[u]);
-        if (a.d_residual != nullptr) {
-          LoadRawPlain(static_cast<const T*>(a.d_residual) + row * a.cols + col, res_raw[u]);
+    for (int r = 0; r < kRows; ++r) {
+      const std::int64_t row = row0 + r * static_cast<std::int64_t>(gridDim.x);
+      rstd[r] = row < a.rows ? a.rstd[row] : 0.0f;
+#pragma unroll
+      for (int u = 0; u < kVectors; ++u) {
+        const std::int64_t col = (threadIdx.x + u * kThreads) * 8;
+        ZeroRaw(h_raw[r][u]);
+        ZeroRaw(dy_raw[r][u]);
+        ZeroRaw(res_raw[r][u]);
+        if (col < a.cols && row < a.rows) {
+          LoadRawPlain(static_cast<const T*>(a.h) + row * a.ld_h + col, h_raw[r][u]);
+          LoadRawPlain(static_cast<const T*>(a.dy) + row * a.ld_dy + col, dy_raw[r][u]);
+          if (a.d_residual != nullptr) {
+            LoadRawPlain(static_cast<const T*>(a.d_residual) + row * a.cols + col, res_raw[r][u]);
+          }
         }
       }
     }
 #pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      sum[r] = 0;
+    }
+#pragma unroll
     for (int u = 0; u < kVectors; ++u) {
-      const std::int64_t col = (threadIdx.x + u * 256) * 8;
+      const std::int64_t col = (threadIdx.x + u * kThreads) * 8;
       if (col < a.cols) {
-        float h[8], dy[8], w[8];
-        Unpack(h_raw[u], h);
-        Unpack(dy_raw[u], dy);
+        float w[8];
         Load8Plain(a.w + col, w);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          sum += dy[j] * w[j] * h[j];
-          dw[u][j] += dy[j] * (h[j] * rstd);
+        for (int r = 0; r < kRows; ++r) {
+          float h[8], dy[8];
+          Unpack(h_raw[r][u], h);
+          Unpack(dy_raw[r][u], dy);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            sum[r] += dy[j] * w[j] * h[j];
+            dw[u][j] += dy[j] * (h[j] * rstd[r]);
+          }
         }
       }
     }
-    const float mean = BlockSum(sum, smem) * rstd / static_cast<float>(a.cols);
 #pragma unroll
-    for (int u = 0; u < kVectors; ++u) {
-      const std::int64_t col = (threadIdx.x + u * 256) * 8;
-      if (col < a.cols) {
-        float h[8], dy[8], w[8], res[8], dx[8];
-        Unpack(h_raw[u], h);
-        Unpack(dy_raw[u], dy);
-        Unpack(res_raw[u], res);
-        Load8Plain(a.w + col, w);
+    for (int r = 0; r < kRows; ++r) {
+      sum[r] = WarpSum(sum[r]);
+      if ((threadIdx.x & 31) == 0) {
+        part[turn][r][threadIdx.x >> 5] = sum[r];
+      }
+    }
+    __syncthreads();  // the other half of `part` is free: all threads passed its barrier last time
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          dx[j] = rstd * (dy[j] * w[j] - h[j] * rstd * mean) + res[j];
+    for (int r = 0; r < kRows; ++r) {
+      const std::int64_t row = row0 + r * static_cast<std::int64_t>(gridDim.x);
+      float total = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        total += part[turn][r][w];
+      }
+      const float mean = total * rstd[r] / static_cast<float>(a.cols);
+#pragma unroll
+      for (int u = 0; u < kVectors; ++u) {
+        const std::int64_t col = (threadIdx.x + u * kThreads) * 8;
+        if (col < a.cols && row < a.rows) {
+          float h[8], dy[8], w[8], res[8], dx[8];
+          Unpack(h_raw[r][u], h);
+          Unpack(dy_raw[r][u], dy);
+          Unpack(res_raw[r][u], res);
+          Load8Plain(a.w + col, w);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            dx[j] = rstd[r] * (dy[j] * w[j] - h[j] * rstd[r] * mean) + res[j];
+          }
+          Store8(static_cast<T*>(a.dx) + row * a.ld_dx + col, dx);
         }
-        Store8(static_cast<T*>(a.dx) + row * a.ld_dx + col, dx);
       }
     }
   }
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
-    const std::int64_t col = (threadIdx.x + u * 256) * 8;
+    const std::int64_t col = (threadIdx.x + u * kThreads) * 8;
     if (col < a.cols) {
       Store8(partial + blockIdx.x * a.cols + col, dw[u]);
     }
   }
 }
 
-// dw[c] += Σ_b partial[b, c]: 32 columns a block, 8 threads a column over the blocks.
-__global__ void __launch_bounds__(256)
+// dw[c] += Σ_b partial[b, c]: 32 columns a block, 32 threads a column over the blocks.
+__global__ void __launch_bounds__(1024)
     add_columns_kernel(const float* partial, int blocks, std::int64_t cols, float* dw) {
-  __shared__ float part[8][33];
+  __shared__ float part[32][33];
   const int c = threadIdx.x & 31, w = threadIdx.x >> 5;
   const std::int64_t col = static_cast<std::int64_t>(blockIdx.x) * 32 + c;
   float sum = 0;
   if (col < cols) {
-#pragma unroll 4
-    for (int b = w; b < blocks; b += 8) {
+#pragma unroll 8
+    for (int b = w; b < blocks; b += 32) {
       sum += partial[b * cols + col];
     }
   }
@@ -188,7 +222,7 @@ __global__ void __launch_bounds__(256)
   __syncthreads();
   if (w == 0 && col < cols) {
 #pragma unroll
-    for (int i = 1; i < 8; ++i) {
+    for (int i = 1; i < 32; ++i) {
       sum += part[i][c];
     }
     dw[col] += sum;
@@ -212,23 +246,26 @@ void LaunchForward(cudaStream_t stream, const RmsNormForwardArgs& a) {
 template <class T>
 void LaunchBackward(cudaStream_t stream, const RmsNormBackwardArgs& a) {
   float* partial = static_cast<float*>(a.workspace);
-  const unsigned blocks =
-      static_cast<unsigned>(a.rows < kBackwardBlocks ? a.rows : kBackwardBlocks);
-  if (a.cols <= 2048) {
-    rms_norm_backward_kernel<T, 1><<<blocks, 256, 0, stream>>>(a, partial);
+  const int most = BackwardBlocks(a.cols);
+  const unsigned blocks = static_cast<unsigned>(a.rows < most ? a.rows : most);
+  constexpr int kWide = sizeof(T) == 2 ? 1 : 2;  // FP32 rows take twice the registers
+  if (a.cols <= 1024) {
+    rms_norm_backward_kernel<T, 128, 1, 4 / kWide><<<blocks, 128, 0, stream>>>(a, partial);
+  } else if (a.cols <= 2048) {
+    rms_norm_backward_kernel<T, 256, 1, 4 / kWide><<<blocks, 256, 0, stream>>>(a, partial);
   } else if (a.cols <= 4096) {
-    rms_norm_backward_kernel<T, 2><<<blocks, 256, 0, stream>>>(a, partial);
+    rms_norm_backward_kernel<T, 256, 2, 2 / kWide><<<blocks, 256, 0, stream>>>(a, partial);
   } else {
-    rms_norm_backward_kernel<T, 4><<<blocks, 256, 0, stream>>>(a, partial);
+    rms_norm_backward_kernel<T, 256, 4, 1><<<blocks, 256, 0, stream>>>(a, partial);
   }
-  add_columns_kernel<<<Blocks(a.cols, 32), 256, 0, stream>>>(partial, static_cast<int>(blocks),
-                                                             a.cols, a.dw);
+  add_columns_kernel<<<Blocks(a.cols, 32), 1024, 0, stream>>>(partial, static_cast<int>(blocks),
+                                                              a.cols, a.dw);
 }
 
 }  // namespace
 
 std::int64_t RmsNormBackwardWorkspaceBytes(std::int64_t cols) {
-  return kBackwardBlocks * cols * static_cast<std::int64_t>(sizeof(float));
+  return BackwardBlocks(cols) * cols * static_cast<std::int64_t>(sizeof(float));
 }
 
 void RmsNormForward(OpsContext* context, const RmsNormForwardArgs& a) {

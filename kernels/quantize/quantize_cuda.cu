@@ -21,72 +21,74 @@ struct BlocksParams {
   StatSlot* stats;
 };
 
-// One 128×128 tile a block: held in registers (8 rows × 8 columns a thread) between amax and cast.
+// One 128×128 tile a block: held in registers (4 rows × 8 columns a thread) between amax and cast.
 // The codes are transposed as bytes: a 2-D tile is its own transpose.
-__global__ void __launch_bounds__(256, 2) quantize_blocks_kernel(BlocksParams p) {
+__global__ void __launch_bounds__(512, 2) quantize_blocks_kernel(BlocksParams p) {
   __shared__ __align__(16) std::uint8_t codes_t[128 * 128];
-  __shared__ std::uint32_t part[8];
+  __shared__ std::uint32_t part[16];
   const int lane16 = threadIdx.x & 15, slot = threadIdx.x >> 4;
-  const std::int64_t tiles_n = p.n / 128, tiles_k = p.k / 128;
+  const unsigned tiles_n = static_cast<unsigned>(p.n / 128);
+  const unsigned tiles_k = static_cast<unsigned>(p.k / 128);
   const std::int64_t group = blockIdx.x / (tiles_n * tiles_k);
   const std::int64_t tile_n = blockIdx.x / tiles_k % tiles_n, tile_k = blockIdx.x % tiles_k;
   const std::int64_t row0 = group * p.n + tile_n * 128, col0 = tile_k * 128;
 
-  Raw8<float> raw[8];
+  Raw8<float> raw[4];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    LoadRaw(p.w + (row0 + slot * 8 + i) * p.k + col0 + lane16 * 8, raw[i]);
+  for (int i = 0; i < 4; ++i) {
+    LoadRaw(p.w + (row0 + slot * 4 + i) * p.k + col0 + lane16 * 8, raw[i]);
   }
   ThreadStats stats;
-  std::uint32_t largest_all = 0, smallest_all = 0xFFFFFFFFu;
+  std::uint32_t largest = 0, smallest = 0xFFFFFFFFu;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    float v[8];
-    Unpack(raw[i], v);
-    std::uint32_t bits[8], largest, smallest;
-    Extremes8(v, bits, largest, smallest, true, stats);
-    largest_all = max(largest_all, largest);
-    smallest_all = min(smallest_all, smallest);
+  for (int i = 0; i < 4; ++i) {
+    std::uint32_t w[8];
+    DenseSource<float>::Magnitudes(raw[i], w);
+    TameAll<Wide>(w, true, stats);
+    largest = max(largest, MaxWord<Wide>(w));
+    smallest = min(smallest, MinWord<Wide>(w));
   }
-  const std::uint32_t warp_amax = __reduce_max_sync(kFullMask, largest_all);
+  const std::uint32_t warp_amax = __reduce_max_sync(kFullMask, largest);
   if ((threadIdx.x & 31) == 0) {
     part[threadIdx.x >> 5] = warp_amax;
   }
   __syncthreads();
-  std::uint32_t amax = part[0];
-#pragma unroll
-  for (int w = 1; w < 8; ++w) {
-    amax = max(amax, part[w]);
-  }
+  const std::uint32_t amax = __reduce_max_sync(kFullMask, part[lane16]);
   const float quant_scale = QuantScaleFromAmax(__uint_as_float(amax), p.format_max, p.pow2, 0);
   const float dequant_scale = DequantScaleFromQuantScale(quant_scale);
 
-  uint2 codes[8];
+  uint2 codes[4];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < 4; ++i) {
     float v[8];
     Unpack(raw[i], v);
     codes[i] = Encode8(p.e5m2, v, quant_scale);
     if (p.row.q != nullptr) {
-      *reinterpret_cast<uint2*>(p.row.q + (row0 + slot * 8 + i) * p.row.ld + col0 + lane16 * 8) =
+      *reinterpret_cast<uint2*>(p.row.q + (row0 + slot * 4 + i) * p.row.ld + col0 + lane16 * 8) =
           codes[i];
     }
-    CountCast8(p.e5m2, v, codes[i], quant_scale, largest_all, smallest_all, stats);
+    CountCast8(p.e5m2, v, codes[i], quant_scale, 0, smallest, stats);
   }
   if (p.col.q != nullptr) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      std::uint32_t b[8];
+    for (int half = 0; half < 2; ++half) {
+      std::uint32_t r[4];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        b[i] = ((j < 4 ? codes[i].x : codes[i].y) >> (8 * (j & 3))) & 0xFFu;
+      for (int i = 0; i < 4; ++i) {
+        r[i] = half == 0 ? codes[i].x : codes[i].y;
       }
-      StoreTransposed(codes_t, lane16 * 8 + j, slot,
-                      make_uint2(b[0] | b[1] << 8 | b[2] << 16 | b[3] << 24,
-                                 b[4] | b[5] << 8 | b[6] << 16 | b[7] << 24));
+      const std::uint32_t t0 = __byte_perm(r[0], r[1], 0x5140),
+                          t1 = __byte_perm(r[2], r[3], 0x5140);
+      const std::uint32_t t2 = __byte_perm(r[0], r[1], 0x7362),
+                          t3 = __byte_perm(r[2], r[3], 0x7362);
+      const int c = lane16 * 8 + half * 4;
+      StoreTransposed4(codes_t, c, slot, __byte_perm(t0, t1, 0x5410));
+      StoreTransposed4(codes_t, c + 1, slot, __byte_perm(t0, t1, 0x7632));
+      StoreTransposed4(codes_t, c + 2, slot, __byte_perm(t2, t3, 0x5410));
+      StoreTransposed4(codes_t, c + 3, slot, __byte_perm(t2, t3, 0x7632));
     }
     __syncthreads();
-    WriteTransposed<256>(codes_t, 128, p.col.q + (group * p.k + col0) * p.col.ld + tile_n * 128,
+    WriteTransposed<512>(codes_t, 128, p.col.q + (group * p.k + col0) * p.col.ld + tile_n * 128,
                          p.col.ld);
   }
   if (threadIdx.x == 0) {
@@ -319,7 +321,7 @@ void QuantizeBlocks(OpsContext* context, const QuantizeBlocksArgs& a) {
                  MakeTarget(a.row),
                  MakeTarget(a.col),
                  a.stats};
-  quantize_blocks_kernel<<<static_cast<unsigned>(blocks), 256, 0, context->stream>>>(p);
+  quantize_blocks_kernel<<<static_cast<unsigned>(blocks), 512, 0, context->stream>>>(p);
   context->Launched("quantize_blocks");
 }
 

@@ -11,6 +11,8 @@
 // slot. Padding rows are zeros: their tiles get the scale of an all-zero tile by the same rule.
 #pragma once
 
+#include <type_traits>
+
 #include "base/check.h"
 #include "kernels/cuda/device.cuh"
 
@@ -36,6 +38,114 @@ struct QuantizeParams {
   StatSlot* stats;           // [groups] or null
 };
 
+// ---------------------------------------------------------------- magnitudes
+
+// Ordered magnitudes of a lane's eight elements. Wide: eight FP32 words. Packed: eight BF16 numbers
+// in four words, so that one instruction compares two. A number that is not finite is "wild".
+struct Wide {
+  static constexpr int kWords = 8;
+  static __device__ __forceinline__ std::uint32_t Max(std::uint32_t a, std::uint32_t b) {
+    return max(a, b);
+  }
+  static __device__ __forceinline__ std::uint32_t Min(std::uint32_t a, std::uint32_t b) {
+    return min(a, b);
+  }
+  static __device__ __forceinline__ bool Wild(std::uint32_t a) { return a >= kInfinityBits; }
+  // Bits of the largest (smallest) FP32 magnitude in the word.
+  static __device__ __forceinline__ std::uint32_t Largest(std::uint32_t a) { return a; }
+  static __device__ __forceinline__ std::uint32_t Smallest(std::uint32_t a) { return a; }
+  // The word with wild numbers replaced by zero.
+  static __device__ __forceinline__ std::uint32_t Tame(std::uint32_t a, std::uint32_t* wild) {
+    *wild += a >= kInfinityBits ? 1 : 0;
+    return a >= kInfinityBits ? 0 : a;
+  }
+};
+struct Packed {
+  static constexpr int kWords = 4;
+  static __device__ __forceinline__ std::uint32_t Max(std::uint32_t a, std::uint32_t b) {
+    return __vmaxs2(a, b);
+  }
+  static __device__ __forceinline__ std::uint32_t Min(std::uint32_t a, std::uint32_t b) {
+    return __vmins2(a, b);
+  }
+  static __device__ __forceinline__ bool Wild(std::uint32_t a) {
+    return ((a + 0x00800080u) & 0x80008000u) != 0;
+  }
+  static __device__ __forceinline__ std::uint32_t Largest(std::uint32_t a) {
+    return max(a << 16, a & 0xFFFF0000u);
+  }
+  static __device__ __forceinline__ std::uint32_t Smallest(std::uint32_t a) {
+    return min(a << 16, a & 0xFFFF0000u);
+  }
+  static __device__ __forceinline__ std::uint32_t Tame(std::uint32_t a, std::uint32_t* wild) {
+    const bool low = (a & 0xFFFFu) >= 0x7F80u, high = (a >> 16) >= 0x7F80u;
+    *wild += (low ? 1 : 0) + (high ? 1 : 0);
+    return (low ? 0 : a & 0xFFFFu) | (high ? 0 : a & 0xFFFF0000u);
+  }
+};
+
+template <class M>
+__device__ __forceinline__ std::uint32_t MaxWord(const std::uint32_t w[M::kWords]) {
+  std::uint32_t top = w[0];
+#pragma unroll
+  for (int i = 1; i < M::kWords; ++i) {
+    top = M::Max(top, w[i]);
+  }
+  return top;
+}
+template <class M>
+__device__ __forceinline__ std::uint32_t MinWord(const std::uint32_t w[M::kWords]) {
+  std::uint32_t low = w[0];
+#pragma unroll
+  for (int i = 1; i < M::kWords; ++i) {
+    low = M::Min(low, w[i]);
+  }
+  return low;
+}
+// Tames the words if any is wild (rare), and counts where `count` says so.
+template <class M>
+__device__ __forceinline__ void TameAll(std::uint32_t w[M::kWords], bool count,
+                                        ThreadStats& stats) {
+  if (M::Wild(MaxWord<M>(w))) {
+    std::uint32_t wild = 0;
+#pragma unroll
+    for (int i = 0; i < M::kWords; ++i) {
+      w[i] = M::Tame(w[i], &wild);
+    }
+    stats.nonfinite += count ? wild : 0;
+  }
+}
+
+// Maxima of kCount values over the 16 lanes of a half warp, with few shuffles: each exchange halves
+// the number of values a lane still owns. Afterwards the lane owns value OwnedBy<kCount>(lane).
+template <class M, int kCount>
+__device__ __forceinline__ std::uint32_t HalfWarpMaxima(std::uint32_t x[kCount]) {
+  static_assert(kCount == 2 || kCount == 4 || kCount == 8);
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int n = kCount / 2, bit = 8; n >= 1; n /= 2, bit /= 2) {
+    const bool upper = (lane & bit) != 0;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const std::uint32_t send = upper ? x[i] : x[i + n], keep = upper ? x[i + n] : x[i];
+      x[i] = M::Max(keep, __shfl_xor_sync(kFullMask, send, bit));
+    }
+  }
+#pragma unroll
+  for (int bit = 8 / kCount; bit >= 1; bit /= 2) {
+    x[0] = M::Max(x[0], __shfl_xor_sync(kFullMask, x[0], bit));
+  }
+  return x[0];
+}
+template <int kCount>
+__device__ __forceinline__ int OwnedBy(int lane) {
+  return (lane & 15) / (16 / kCount);
+}
+template <int kCount>
+__device__ __forceinline__ int OwnerOf(int lane, int i) {
+  return (lane & 16) | (i * (16 / kCount));
+}
+
 // ---------------------------------------------------------------- sources
 
 // x [rows, cols] of T, row-major.
@@ -45,24 +155,46 @@ struct DenseSource {
   std::int64_t ld;
   using Loaded = Raw8<T>;
   using Kept = Raw8<T>;
+  using Magnitude = std::conditional_t<sizeof(T) == 2, Packed, Wide>;
   __device__ __forceinline__ float RowFactor(std::int64_t) const { return 1.0f; }
   __device__ __forceinline__ void Load(std::int64_t row, std::int64_t col, Loaded& r) const {
     LoadRaw(x + row * ld + col, r);
   }
   static __device__ __forceinline__ void Zero(Loaded& r) { ZeroRaw(r); }
   static __device__ __forceinline__ Kept Keep(const Loaded& r, float) { return r; }
+  static __device__ __forceinline__ void ZeroKept(Kept& r) { ZeroRaw(r); }
   static __device__ __forceinline__ void Values(const Kept& r, float v[8]) { Unpack(r, v); }
+  static __device__ __forceinline__ void Magnitudes(const Kept& r,
+                                                    std::uint32_t w[Magnitude::kWords]) {
+    constexpr std::uint32_t kMask = sizeof(T) == 2 ? 0x7FFF7FFFu : 0x7FFFFFFFu;
+    w[0] = r.a.x & kMask;
+    w[1] = r.a.y & kMask;
+    w[2] = r.a.z & kMask;
+    w[3] = r.a.w & kMask;
+    if constexpr (sizeof(T) == 4) {
+      w[4] = r.b.x & kMask;
+      w[5] = r.b.y & kMask;
+      w[6] = r.b.z & kMask;
+      w[7] = r.b.w & kMask;
+    }
+  }
 };
 
 // ---------------------------------------------------------------- scales
 
 template <int kTile>
 __device__ __forceinline__ float TileQuantScale(std::uint32_t amax_bits, const QuantizeParams& p) {
-  const float amax = __uint_as_float(amax_bits);
   if (kTile == 32) {
-    return MxScaleFromAmax(amax, p.format_max).quant_scale;
+    return MxScaleFromAmax(__uint_as_float(amax_bits), p.format_max).quant_scale;
   }
-  return QuantScaleFromAmax(amax, p.format_max, p.pow2, 0);
+  if (p.pow2) {
+    // Both maxima are 1.75 · 2^e, so floor(log2(M/a)) is the exponent field of the difference of
+    // the bit patterns; the rounded quotient of QuantScaleFromAmax never crosses a power of two.
+    const std::uint32_t max_bits = __float_as_uint(p.format_max);
+    const std::uint32_t bits = (max_bits - amax_bits + (127u << 23)) & 0x7F800000u;
+    return amax_bits <= max_bits - (126u << 23) ? kQuantScaleMax : __uint_as_float(bits);
+  }
+  return QuantScaleFromAmax(__uint_as_float(amax_bits), p.format_max, false, 0);
 }
 
 // quant_scales rest in shared memory; the sign says that the tile held no finite nonzero element.
@@ -93,7 +225,9 @@ inline constexpr int kRowsPerBlock = 16;
 
 template <class Source, int kTile>
 __global__ void __launch_bounds__(256, 3) quantize_row_kernel(Source source, QuantizeParams p) {
+  using M = typename Source::Magnitude;
   constexpr int kUnroll = sizeof(typename Source::Loaded) > 16 ? 2 : 4;  // loads in flight
+  constexpr int kDivisor = kTile > 0 ? kTile : 1;
   extern __shared__ float marked[];  // [tiles][kRowsPerBlock], kTile > 0
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock;
@@ -102,6 +236,7 @@ __global__ void __launch_bounds__(256, 3) quantize_row_kernel(Source source, Qua
     return;  // rows of no group are nobody's: not written
   }
   const float given = kTile == 0 ? p.quant_scale[owner.group] : 1.0f;
+  const int cols = static_cast<int>(p.cols);
   ThreadStats stats;
 
   for (int rr = warp; rr < kRowsPerBlock; rr += 8) {
@@ -111,44 +246,77 @@ __global__ void __launch_bounds__(256, 3) quantize_row_kernel(Source source, Qua
     }
     const bool real = row < owner.real_end;
     const float factor = real ? source.RowFactor(row) : 0.0f;
-    for (std::int64_t c0 = 0; c0 < p.cols; c0 += 256 * kUnroll) {
-      typename Source::Loaded loaded[kUnroll];
+    std::uint8_t* out = p.row.q + row * p.row.ld;
+    for (int c0 = 0; c0 < cols; c0 += 256 * kUnroll) {
+      typename Source::Kept kept[kUnroll];
+      {
+        typename Source::Loaded loaded[kUnroll];
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+          const int col = c0 + u * 256 + lane * 8;
+          if (real && col < cols) {
+            source.Load(row, col, loaded[u]);
+          } else {
+            Source::Zero(loaded[u]);
+          }
+        }
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+          kept[u] = Source::Keep(loaded[u], factor);
+        }
+      }
+      std::uint32_t largest[kUnroll], top[kUnroll], smallest[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        const std::int64_t col = c0 + u * 256 + lane * 8;
-        if (real && col < p.cols) {
-          source.Load(row, col, loaded[u]);
-        } else {
-          Source::Zero(loaded[u]);
+        std::uint32_t w[M::kWords];
+        Source::Magnitudes(kept[u], w);
+        TameAll<M>(w, real && c0 + u * 256 + lane * 8 < cols, stats);
+        largest[u] = top[u] = MaxWord<M>(w);
+        smallest[u] = MinWord<M>(w);
+      }
+      float quant_scale[kUnroll];
+      if constexpr (kTile == 128) {
+        // Each lane decides one of the 2·kUnroll tiles; the others ask it.
+        const std::uint32_t amax = M::Largest(HalfWarpMaxima<M, kUnroll>(top));
+        stats.amax_bits = max(stats.amax_bits, amax);
+        const float mine = TileQuantScale<128>(amax, p);
+        const int tile = c0 / 128 + OwnedBy<kUnroll>(lane) * 2 + (lane >> 4);
+        if ((lane & (16 / kUnroll - 1)) == 0 && tile * 128 < cols) {
+          marked[tile * kRowsPerBlock + rr] = Marked(mine, amax);
+        }
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+          quant_scale[u] = __shfl_sync(kFullMask, mine, OwnerOf<kUnroll>(lane, u));
+        }
+      } else {
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+          const std::uint32_t own = M::Largest(largest[u]);
+          stats.amax_bits = max(stats.amax_bits, own);
+          quant_scale[u] = given;
+          if constexpr (kTile == 32) {
+            const std::uint32_t amax = MaxOverLanes<4>(own);
+            quant_scale[u] = TileQuantScale<32>(amax, p);
+            const int col = c0 + u * 256 + lane * 8;
+            if ((lane & 3) == 0 && col < cols) {
+              marked[col / 32 * kRowsPerBlock + rr] = Marked(quant_scale[u], amax);
+            }
+          }
         }
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        if (c0 + u * 256 >= p.cols) {
-          break;
-        }
-        const std::int64_t col = c0 + u * 256 + lane * 8;
-        const bool in = real && col < p.cols;
-        float v[8];
-        Source::Values(Source::Keep(loaded[u], factor), v);
-        std::uint32_t bits[8], largest, smallest;
-        Extremes8(v, bits, largest, smallest, in, stats);
-        stats.amax_bits = max(stats.amax_bits, largest);
-        float quant_scale = given;
-        if (kTile > 0) {
-          const std::uint32_t amax = MaxOverLanes < kTile == 32 ? 4 : 16 > (largest);
-          quant_scale = TileQuantScale<kTile>(amax, p);
-          if ((lane & (kTile / 8 - 1)) == 0 && col < p.cols) {
-            marked[(col / (kTile > 0 ? kTile : 1)) * kRowsPerBlock + rr] =
-                Marked(quant_scale, amax);
+        const int col = c0 + u * 256 + lane * 8;
+        if (col < cols) {
+          float v[8];
+          Source::Values(kept[u], v);
+          const uint2 codes = Encode8(p.e5m2, v, quant_scale[u]);
+          *reinterpret_cast<uint2*>(out + col) = codes;
+          if (real) {
+            // Tiles with their own scale cannot saturate, but for what is not finite.
+            CountCast8(p.e5m2, v, codes, quant_scale[u], kTile == 0 ? M::Largest(largest[u]) : 0,
+                       M::Smallest(smallest[u]), stats);
           }
-        }
-        const uint2 codes = Encode8(p.e5m2, v, quant_scale);
-        if (col < p.cols) {
-          *reinterpret_cast<uint2*>(p.row.q + row * p.row.ld + col) = codes;
-        }
-        if (in) {
-          CountCast8(p.e5m2, v, codes, quant_scale, largest, smallest, stats);
         }
       }
     }
@@ -156,7 +324,7 @@ __global__ void __launch_bounds__(256, 3) quantize_row_kernel(Source source, Qua
   const std::int64_t last = min(row0 + kRowsPerBlock, p.rows);
   if (kTile > 0) {
     __syncthreads();
-    const int tiles = static_cast<int>(p.cols / (kTile > 0 ? kTile : 1));
+    const int tiles = cols / kDivisor;
     for (int i = threadIdx.x; i < tiles * kRowsPerBlock; i += 256) {
       // The stride that is 1 decides which index runs fastest, so that stores are coalesced.
       const bool by_row = p.row.row_stride == 1;
@@ -176,8 +344,7 @@ __global__ void __launch_bounds__(256, 3) quantize_row_kernel(Source source, Qua
              static_cast<std::uint64_t>(real_rows * p.cols));
 }
 
-// ---------------------------------------------------------------- transposed codes in shared
-// memory
+// ---------------------------------------------------------------- transposed codes
 
 // Eight row-consecutive codes of column c (0..127) live at 8-byte chunk `slot`, swizzled so that
 // the 16 lanes of one store (columns 8 apart) and the 8 lanes of one 16-byte load hit all banks
@@ -189,6 +356,12 @@ __device__ __forceinline__ uint4 LoadTransposed(const std::uint8_t* smem, int c,
   const int l = (c >> 3) & 15;
   const uint4 w = *reinterpret_cast<const uint4*>(smem + c * 128 + ((chunk16 ^ (l >> 1)) << 4));
   return (l & 1) != 0 ? make_uint4(w.z, w.w, w.x, w.y) : w;
+}
+// Half a chunk: four row-consecutive codes, quad = row / 4.
+__device__ __forceinline__ void StoreTransposed4(std::uint8_t* smem, int c, int quad,
+                                                 std::uint32_t codes) {
+  *reinterpret_cast<std::uint32_t*>(smem + c * 128 + (((quad >> 1) ^ ((c >> 3) & 15)) << 3) +
+                                    (quad & 1) * 4) = codes;
 }
 // Copies columns [0, columns) of the tile to dst [columns, 128 consecutive codes].
 template <int kThreads>
@@ -205,92 +378,146 @@ __device__ __forceinline__ void WriteTransposed(const std::uint8_t* smem, int co
 
 // ---------------------------------------------------------------- rows and columns
 
+// Thread (lane16, slot): 8 columns of 8 consecutive rows.
 template <class Source, int kTile, bool kRow>
-__global__ void __launch_bounds__(256, 2) quantize_tile_kernel(Source source, QuantizeParams p) {
+__global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 ? 3 : 2)
+    quantize_tile_kernel(Source source, QuantizeParams p) {
+  using M = typename Source::Magnitude;
   constexpr int kDivisor = kTile > 0 ? kTile : 128;
   constexpr int kPerEdge = 128 / kDivisor;  // dequant_scales along an edge of the block's tile
   __shared__ __align__(16) std::uint8_t codes_t[128 * 128];
-  __shared__ std::uint32_t col_part[8][128];
+  __shared__ __align__(16) std::uint32_t col_part[8][128];
   __shared__ float row_marked[kPerEdge][128], col_marked[kPerEdge][128];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int lane16 = threadIdx.x & 15, slot = threadIdx.x >> 4;
-  const std::int64_t col_tiles = CeilDiv(p.cols, 128);
-  const std::int64_t row0 = blockIdx.x / col_tiles * 128, col0 = blockIdx.x % col_tiles * 128;
-  const std::int64_t col = col0 + lane16 * 8;
-  const RowOwner owner = FindOwner(p.groups, row0);
-  if (owner.group < 0) {
-    return;  // rows of no group are nobody's: not written
-  }
-  const float given = kTile == 0 ? p.quant_scale[owner.group] : 1.0f;
+  const unsigned col_tiles = static_cast<unsigned>((p.cols + 127) / 128);
+  const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x / col_tiles) * 128;
+  const std::int64_t col0 = static_cast<std::int64_t>(blockIdx.x % col_tiles) * 128;
+  const std::int64_t col = col0 + lane16 * 8, first = row0 + slot * 8;
+  const bool col_in = col < p.cols;
   ThreadStats stats;
 
   typename Source::Kept kept[8];
+  RowOwner owner;
   {
     typename Source::Loaded loaded[8];
     float factor[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const std::int64_t row = row0 + slot * 8 + i;
-      const bool in = row < owner.real_end && col < p.cols;
-      factor[i] = in ? source.RowFactor(row) : 0.0f;
-      if (in) {
-        source.Load(row, col, loaded[i]);
+      const bool there = first + i < p.rows && col_in;
+      factor[i] = there ? source.RowFactor(first + i) : 0.0f;
+      if (there) {
+        source.Load(first + i, col, loaded[i]);
       } else {
         Source::Zero(loaded[i]);
       }
+    }
+    owner = FindOwner(p.groups, row0);  // while the loads are on their way
+    if (owner.group < 0) {
+      return;  // rows of no group are nobody's: not written
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       kept[i] = Source::Keep(loaded[i], factor[i]);
     }
   }
-
-  std::uint32_t col_amax[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-  std::uint32_t largest_all = 0, smallest_all = 0xFFFFFFFFu;
+  const int real = static_cast<int>(
+      max(std::int64_t{0}, min(std::int64_t{8}, owner.real_end - first)));  // of this thread's rows
+  if (real < 8) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const std::int64_t row = row0 + slot * 8 + i;
-    const bool in = row < owner.real_end && col < p.cols;
-    float v[8];
-    Source::Values(kept[i], v);
-    std::uint32_t bits[8], largest, smallest;
-    Extremes8(v, bits, largest, smallest, in, stats);
-    largest_all = max(largest_all, largest);
-    smallest_all = in ? min(smallest_all, smallest) : smallest_all;
-    if (kTile > 0) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        col_amax[j] = max(col_amax[j], bits[j]);
-      }
-    }
-    if (kRow) {
-      float quant_scale = given;
-      if (kTile > 0) {
-        const std::uint32_t amax = MaxOverLanes<kDivisor / 8>(largest);
-        quant_scale = TileQuantScale<kTile>(amax, p);
-        if ((lane16 & (kDivisor / 8 - 1)) == 0) {
-          row_marked[lane16 * 8 / kDivisor][slot * 8 + i] = Marked(quant_scale, amax);
-        }
-      }
-      const uint2 codes = Encode8(p.e5m2, v, quant_scale);
-      if (row < p.rows && col < p.cols) {
-        *reinterpret_cast<uint2*>(p.row.q + row * p.row.ld + col) = codes;
-      }
-      if (in) {
-        CountCast8(p.e5m2, v, codes, quant_scale, largest, smallest, stats);
+    for (int i = 0; i < 8; ++i) {
+      if (i >= real) {
+        Source::ZeroKept(kept[i]);
       }
     }
   }
-  stats.amax_bits = largest_all;
+  const float given = kTile == 0 ? p.quant_scale[owner.group] : 1.0f;
 
-  if (kTile > 0) {
+  std::uint32_t col_amax[M::kWords] = {};
+  std::uint32_t largest[8], smallest[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      col_amax[j] = max(col_amax[j], __shfl_xor_sync(kFullMask, col_amax[j], 16));
-      if (lane < 16) {
-        col_part[warp][lane16 * 8 + j] = col_amax[j];
+  for (int i = 0; i < 8; ++i) {
+    std::uint32_t w[M::kWords];
+    Source::Magnitudes(kept[i], w);
+    TameAll<M>(w, col_in && i < real, stats);
+    largest[i] = MaxWord<M>(w);
+    smallest[i] = MinWord<M>(w);
+    stats.amax_bits = max(stats.amax_bits, M::Largest(largest[i]));
+#pragma unroll
+    for (int j = 0; j < M::kWords; ++j) {
+      col_amax[j] = M::Max(col_amax[j], w[j]);
+    }
+  }
+  if constexpr (kTile > 0) {
+    // The two half warps hold the same columns: each keeps the maxima of four of them.
+    constexpr int kHalf = M::kWords / 2;
+    std::uint32_t half_max[kHalf];
+#pragma unroll
+    for (int j = 0; j < kHalf; ++j) {
+      const bool upper = lane >= 16;
+      const std::uint32_t send = upper ? col_amax[j] : col_amax[j + kHalf];
+      const std::uint32_t keep = upper ? col_amax[j + kHalf] : col_amax[j];
+      half_max[j] = M::Max(keep, __shfl_xor_sync(kFullMask, send, 16));
+    }
+    uint4 four;
+    if constexpr (kHalf == 2) {
+      four = make_uint4(half_max[0] << 16, half_max[0] & 0xFFFF0000u, half_max[1] << 16,
+                        half_max[1] & 0xFFFF0000u);
+    } else {
+      four = make_uint4(half_max[0], half_max[1], half_max[2], half_max[3]);
+    }
+    *reinterpret_cast<uint4*>(&col_part[warp][lane16 * 8 + (lane >= 16 ? 4 : 0)]) = four;
+  }
+
+  if constexpr (kRow) {
+    float quant_scale[8];
+    if constexpr (kTile == 128) {
+      std::uint32_t top[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        top[i] = largest[i];
+      }
+      const std::uint32_t amax = M::Largest(HalfWarpMaxima<M, 8>(top));
+      const float mine = TileQuantScale<128>(amax, p);
+      if ((lane & 1) == 0) {
+        row_marked[0][slot * 8 + OwnedBy<8>(lane)] = Marked(mine, amax);
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        quant_scale[i] = __shfl_sync(kFullMask, mine, OwnerOf<8>(lane, i));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        quant_scale[i] = given;
+        if constexpr (kTile == 32) {
+          const std::uint32_t amax = MaxOverLanes<4>(M::Largest(largest[i]));
+          quant_scale[i] = TileQuantScale<32>(amax, p);
+          if ((lane16 & 3) == 0) {
+            row_marked[lane16 / 4][slot * 8 + i] = Marked(quant_scale[i], amax);
+          }
+        }
       }
     }
+    if (col_in) {
+      std::uint8_t* out = p.row.q + first * p.row.ld + col;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float v[8];
+        Source::Values(kept[i], v);
+        const uint2 codes = Encode8(p.e5m2, v, quant_scale[i]);
+        if (first + i < p.rows) {
+          *reinterpret_cast<uint2*>(out + i * p.row.ld) = codes;
+        }
+        if (i < real) {
+          CountCast8(p.e5m2, v, codes, quant_scale[i], kTile == 0 ? M::Largest(largest[i]) : 0,
+                     M::Smallest(smallest[i]), stats);
+        }
+      }
+    }
+  }
+
+  if constexpr (kTile > 0) {
     __syncthreads();
     for (int i = threadIdx.x; i < kPerEdge * 128; i += 256) {
       const int part = i / 128, c = i % 128;
@@ -303,7 +530,6 @@ __global__ void __launch_bounds__(256, 2) quantize_tile_kernel(Source source, Qu
     }
     __syncthreads();
   }
-
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float quant_scale =
@@ -317,20 +543,16 @@ __global__ void __launch_bounds__(256, 2) quantize_tile_kernel(Source source, Qu
     }
     const uint2 codes = Encode8(p.e5m2, v, quant_scale);
     StoreTransposed(codes_t, lane16 * 8 + j, slot, codes);
-    if (!kRow) {
+    if (!kRow && col + j < p.cols) {
       // Elements are counted with their column's scale; rows behind the group's end are left out.
-      const int rows_in = static_cast<int>(
-          max(std::int64_t{0}, min(std::int64_t{8}, owner.real_end - (row0 + slot * 8))));
-      if (rows_in > 0 && col + j < p.cols) {
-        const DType format = p.e5m2 ? DType::kE5M2 : DType::kE4M3;
+      const DType format = p.e5m2 ? DType::kE5M2 : DType::kE4M3;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const std::uint32_t magnitude = ((i < 4 ? codes.x : codes.y) >> (8 * (i & 3))) & 0x7Fu;
-          const bool counted = i < rows_in, nonzero = v[i] != 0.0f;
-          stats.zero += counted && !nonzero ? 1 : 0;
-          stats.flushed += counted && nonzero && magnitude == 0 ? 1 : 0;
-          stats.saturated += counted && IsSaturated(format, __fmul_rn(v[i], quant_scale)) ? 1 : 0;
-        }
+      for (int i = 0; i < 8; ++i) {
+        const std::uint32_t magnitude = ((i < 4 ? codes.x : codes.y) >> (8 * (i & 3))) & 0x7Fu;
+        const bool counted = i < real, nonzero = v[i] != 0.0f;
+        stats.zero += counted && !nonzero ? 1 : 0;
+        stats.flushed += counted && nonzero && magnitude == 0 ? 1 : 0;
+        stats.saturated += counted && IsSaturated(format, __fmul_rn(v[i], quant_scale)) ? 1 : 0;
       }
     }
   }

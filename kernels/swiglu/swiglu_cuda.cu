@@ -52,6 +52,19 @@ struct SwigluSource {
     }
     return k;
   }
+  using Magnitude = Wide;
+  static __device__ __forceinline__ void ZeroKept(Kept& k) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      k.v[j] = 0;
+    }
+  }
+  static __device__ __forceinline__ void Magnitudes(const Kept& k, std::uint32_t w[8]) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      w[j] = __float_as_uint(k.v[j]) & 0x7FFFFFFFu;
+    }
+  }
   static __device__ __forceinline__ void Values(const Kept& k, float v[8]) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -182,22 +195,46 @@ __global__ void __launch_bounds__(256, 3) swiglu_backward_row_kernel(BackwardPar
           Store8(p.out + row * 2 * p.f + col, d_gate);
           Store8(p.out + row * 2 * p.f + p.f + col, d_up);
         }
+        if constexpr (kQuantize) {
+          const bool in = real && col < p.f;
+          std::uint32_t largest[2], smallest[2];
 #pragma unroll
-        for (int half = 0; half < (kQuantize ? 2 : 0); ++half) {
-          const float* v = half == 0 ? d_gate : d_up;
-          std::uint32_t bits[8], largest, smallest;
-          Extremes8(v, bits, largest, smallest, real && col < p.f, stats);
-          stats.amax_bits = max(stats.amax_bits, largest);
-          const std::uint32_t amax = MaxOverLanes<kTile / 8>(largest);
-          const float quant_scale = TileQuantScale<kTile>(amax, q);
-          if ((lane & (kTile / 8 - 1)) == 0 && col < p.f) {
-            marked[(half * f_tiles + col / kTile) * kRowsPerBlock + rr] = Marked(quant_scale, amax);
+          for (int half = 0; half < 2; ++half) {
+            std::uint32_t bits[8];
+            Extremes8(half == 0 ? d_gate : d_up, bits, largest[half], smallest[half], in, stats);
+            stats.amax_bits = max(stats.amax_bits, largest[half]);
           }
-          const uint2 codes = Encode8(q.e5m2, v, quant_scale);
+          float quant_scale[2];
+          if constexpr (kTile == 128) {
+            // Half of the lanes decide the tile of d_gate, the others that of d_up.
+            const std::uint32_t amax = HalfWarpMaxima<Wide, 2>(largest);
+            const float mine = TileQuantScale<128>(amax, q);
+            if ((lane & 7) == 0 && col < p.f) {
+              marked[(OwnedBy<2>(lane) * f_tiles + static_cast<int>(col / 128)) * kRowsPerBlock +
+                     rr] = Marked(mine, amax);
+            }
+            quant_scale[0] = __shfl_sync(kFullMask, mine, OwnerOf<2>(lane, 0));
+            quant_scale[1] = __shfl_sync(kFullMask, mine, OwnerOf<2>(lane, 1));
+          } else {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const std::uint32_t amax = MaxOverLanes<kTile / 8>(largest[half]);
+              quant_scale[half] = TileQuantScale<kTile>(amax, q);
+              if ((lane & (kTile / 8 - 1)) == 0 && col < p.f) {
+                marked[(half * f_tiles + static_cast<int>(col / kTile)) * kRowsPerBlock + rr] =
+                    Marked(quant_scale[half], amax);
+              }
+            }
+          }
           if (col < p.f) {
-            *reinterpret_cast<uint2*>(q.row.q + row * q.row.ld + half * p.f + col) = codes;
-            if (real) {
-              CountCast8(q.e5m2, v, codes, quant_scale, largest, smallest, stats);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const float* v = half == 0 ? d_gate : d_up;
+              const uint2 codes = Encode8(q.e5m2, v, quant_scale[half]);
+              *reinterpret_cast<uint2*>(q.row.q + row * q.row.ld + half * p.f + col) = codes;
+              if (real) {
+                CountCast8(q.e5m2, v, codes, quant_scale[half], 0, smallest[half], stats);
+              }
             }
           }
         }
@@ -241,20 +278,25 @@ __global__ void __launch_bounds__(512, 1) swiglu_backward_tile_kernel(BackwardPa
   const std::int64_t tile = blockIdx.x % f_tiles, row0 = blockIdx.x / f_tiles * 128;
   const std::int64_t col = tile * 128 + lane16 * 8;
   const bool col_in = col < p.f;
-  const RowOwner owner = FindOwner(q.groups, row0);
-  if (owner.group < 0) {
-    return;
-  }
   ThreadStats stats;
 
   BackwardLoaded<T> loaded[4];
   float value[2][4][8];  // d_gate, d_up
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const std::int64_t row = row0 + slot * 4 + i;
-    if (row < owner.real_end && col_in) {
-      LoadBackward(p, row, col, loaded[i]);
+    if (col_in) {
+      LoadBackward(p, row0 + slot * 4 + i, col, loaded[i]);
     } else {
+      ZeroBackward(loaded[i]);
+    }
+  }
+  const RowOwner owner = FindOwner(q.groups, row0);  // while the loads are on their way
+  if (owner.group < 0) {
+    return;  // rows of no group are nobody's: not written
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (row0 + slot * 4 + i >= owner.real_end) {
       ZeroBackward(loaded[i]);
     }
   }
@@ -276,29 +318,48 @@ __global__ void __launch_bounds__(512, 1) swiglu_backward_tile_kernel(BackwardPa
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     std::uint32_t col_amax[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    std::uint32_t largest[4], smallest[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const std::int64_t row = row0 + slot * 4 + i;
-      const bool in = row < owner.real_end && col_in;
-      const float* v = value[half][i];
-      std::uint32_t bits[8], largest, smallest;
-      Extremes8(v, bits, largest, smallest, in, stats);
-      stats.amax_bits = max(stats.amax_bits, largest);
+      const bool in = row0 + slot * 4 + i < owner.real_end && col_in;
+      std::uint32_t bits[8];
+      Extremes8(value[half][i], bits, largest[i], smallest[i], in, stats);
+      stats.amax_bits = max(stats.amax_bits, largest[i]);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         col_amax[j] = max(col_amax[j], bits[j]);
       }
-      const std::uint32_t amax = MaxOverLanes<kTile / 8>(largest);
-      const float quant_scale = TileQuantScale<kTile>(amax, q);
-      if ((lane16 & (kTile / 8 - 1)) == 0) {
-        row_marked[half][lane16 * 8 / kTile][slot * 4 + i] = Marked(quant_scale, amax);
+    }
+    float row_quant[4];
+    if constexpr (kTile == 128) {
+      const std::uint32_t amax = HalfWarpMaxima<Wide, 4>(largest);
+      const float mine = TileQuantScale<128>(amax, q);
+      if ((lane & 3) == 0) {
+        row_marked[half][0][slot * 4 + OwnedBy<4>(lane)] = Marked(mine, amax);
       }
-      const uint2 codes = Encode8(q.e5m2, v, quant_scale);
-      if (col_in) {
-        *reinterpret_cast<uint2*>(q.row.q + row * q.row.ld + half * p.f + col) = codes;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        row_quant[i] = __shfl_sync(kFullMask, mine, OwnerOf<4>(lane, i));
       }
-      if (in) {
-        CountCast8(q.e5m2, v, codes, quant_scale, largest, smallest, stats);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const std::uint32_t amax = MaxOverLanes<kTile / 8>(largest[i]);
+        row_quant[i] = TileQuantScale<kTile>(amax, q);
+        if ((lane16 & (kTile / 8 - 1)) == 0) {
+          row_marked[half][lane16 * 8 / kTile][slot * 4 + i] = Marked(row_quant[i], amax);
+        }
+      }
+    }
+    if (col_in) {
+      std::uint8_t* out = q.row.q + (row0 + slot * 4) * q.row.ld + half * p.f + col;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint2 codes = Encode8(q.e5m2, value[half][i], row_quant[i]);
+        *reinterpret_cast<uint2*>(out + i * q.row.ld) = codes;
+        if (row0 + slot * 4 + i < owner.real_end) {
+          CountCast8(q.e5m2, value[half][i], codes, row_quant[i], 0, smallest[i], stats);
+        }
       }
     }
 #pragma unroll
@@ -328,9 +389,7 @@ __global__ void __launch_bounds__(512, 1) swiglu_backward_tile_kernel(BackwardPa
       for (int i = 0; i < 4; ++i) {
         y[i] = __fmul_rn(value[half][i][j], quant_scale);
       }
-      // Half of an 8-byte chunk of StoreTransposed.
-      *reinterpret_cast<std::uint32_t*>(codes_t + c * 128 + (((slot >> 1) ^ lane16) << 3) +
-                                        (slot & 1) * 4) = Encode4(q.e5m2, y[0], y[1], y[2], y[3]);
+      StoreTransposed4(codes_t, c, slot, Encode4(q.e5m2, y[0], y[1], y[2], y[3]));
     }
     __syncthreads();
     const int columns = static_cast<int>(min(std::int64_t{128}, p.f - tile * 128));

@@ -61,10 +61,6 @@ __global__ void __launch_bounds__(256) transpose_scaled_kernel(TransposeParams p
   const std::int64_t col_tiles = p.cols / 128;
   const std::int64_t row0 = blockIdx.x / col_tiles * 128, tile_c = blockIdx.x % col_tiles;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const RowOwner owner = FindOwner(p.groups, row0);
-  if (owner.group < 0) {
-    return;  // rows of no group are nobody's: not written
-  }
 
   uint4 words[4];
 #pragma unroll
@@ -72,12 +68,20 @@ __global__ void __launch_bounds__(256) transpose_scaled_kernel(TransposeParams p
     const int index = threadIdx.x + 256 * i, r = index >> 3, c16 = index & 7;
     words[i] = LoadStream(p.q + (row0 + r) * p.ld + tile_c * 128 + c16 * 16);
   }
+  float d = kDequantScaleMin;
   if (threadIdx.x < 128) {
-    const float d = p.scale[(row0 + threadIdx.x) * p.row_stride + tile_c * p.tile_stride];
+    d = p.scale[(row0 + threadIdx.x) * p.row_stride + tile_c * p.tile_stride];
+  }
+  const RowOwner owner = FindOwner(p.groups, row0);  // while the loads are on their way
+  if (owner.group < 0) {
+    return;  // rows of no group are nobody's: not written
+  }
+  if (threadIdx.x < 128) {
+    d = row0 + threadIdx.x < owner.real_end ? d : kDequantScaleMin;
     row_scale[threadIdx.x] = d;
-    const std::uint32_t top = __reduce_max_sync(kFullMask, __float_as_uint(d));
+    const std::uint32_t warp_top = __reduce_max_sync(kFullMask, __float_as_uint(d));
     if (lane == 0) {
-      part[warp] = top;
+      part[warp] = warp_top;
     }
   }
   __syncthreads();
@@ -90,24 +94,27 @@ __global__ void __launch_bounds__(256) transpose_scaled_kernel(TransposeParams p
     const int index = threadIdx.x + 256 * i, r = index >> 3, c16 = index & 7;
     std::uint32_t w[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
     const int k = min(top_exponent - static_cast<int>(__float_as_uint(row_scale[r]) >> 23), 20);
-    if (k > 0) {
+    if (row0 + r >= owner.real_end) {
+      w[0] = w[1] = w[2] = w[3] = 0;  // padding, whatever it holds
+    } else if (k > 0) {
       // 2^-k in FP16: normal down to 2^-14, subnormal below.
       const unsigned short bits =
           static_cast<unsigned short>(k <= 14 ? (15 - k) << 10 : 1 << (24 - k));
       const __half2 factor = __half2half2(__ushort_as_half(bits));
-      const bool real = row0 + r < owner.real_end;
+      std::uint32_t before[4], nan = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const std::uint32_t before = w[j];
-        std::uint32_t after = Rescale4(before, factor);
-        const std::uint32_t nan = NanBytes(before);
-        if (nan != 0) {
-          const std::uint32_t mask = (nan >> 7) * 0xFFu;
-          after = (after & ~mask) | (before & mask);
+        before[j] = w[j];
+        nan |= NanBytes(w[j]);
+        w[j] = Rescale4(w[j], factor);
+        lost_bytes += (NonzeroBytes(before[j]) & ~NonzeroBytes(w[j])) >> 7;
+      }
+      if (nan != 0) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const std::uint32_t mask = (NanBytes(before[j]) >> 7) * 0xFFu;
+          w[j] = (w[j] & ~mask) | (before[j] & mask);
         }
-        const std::uint32_t lost = NonzeroBytes(before) & ~NonzeroBytes(after);
-        lost_bytes += real ? lost >> 7 : 0;
-        w[j] = after;
       }
     }
 #pragma unroll

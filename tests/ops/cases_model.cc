@@ -143,8 +143,9 @@ void Embedding(OpRun& run, DType t) {
   query.dtype = t;
   WorkspaceSizes sizes{};
   run.ops.workspace_sizes(run.context, query, &sizes);
-  // Added in the order of tokens on both sides: equal bits.
-  float* table = run.InOut<float>("d_table", DType::kF32, run.Numbers(vocab * hidden, 1.0f));
+  // Sums of one token in another order.
+  float* table = run.InOut<float>("d_table", DType::kF32, run.Numbers(vocab * hidden, 1.0f),
+                                  Agree::kRelative, 1e-6);
   run.ops.embedding_backward(
       run.context, {tokens, count, hidden, vocab, run.Activations(count * hidden, t), t, table,
                     run.Allocate(sizes.embedding_backward)});

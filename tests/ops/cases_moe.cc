@@ -1,4 +1,6 @@
 // Router, permute, combine, SwiGLU.
+#include <algorithm>
+
 #include "tests/ops/cases.h"
 
 namespace octavo::test {
@@ -41,7 +43,8 @@ void Router(OpRun& run, const RouterCase& c) {
           i % 3 == 0 ? __builtin_nanf("") : (i % 3 == 1 ? 1.0f : -1.0f) * __builtin_huge_valf();
     }
   }
-  const std::int64_t segments = CeilDiv(c.tokens, c.segment);
+  // Without tokens one segment of zeros is written.
+  const std::int64_t segments = std::max<std::int64_t>(1, CeilDiv(c.tokens, c.segment));
   RouterForwardArgs f{};
   f.config = Config(c);
   f.tokens = c.tokens;
