@@ -1,9 +1,10 @@
-// Trains a small model for some steps and writes what an independent implementation needs to repeat it:
+// Trains a small model for some steps and writes what an independent implementation needs to repeat
+// it:
 //   interop_dump_model DIRECTORY FAMILY AUX STEPS
 //     FAMILY mixtral | qwen3_moe; AUX: coefficient of the auxiliary loss (0: off)
 //   config.txt   "key value" lines
-//   weights.txt  "name offset dim dim …" lines, elements of weights.bin (FP32, before the first step)
-//   batches.bin  int32 [steps, microbatches, ranks, 2 (input, target), sequences · length]
+//   weights.txt  "name offset dim dim …" lines, elements of weights.bin (FP32, before the first
+//   step) batches.bin  int32 [steps, microbatches, ranks, 2 (input, target), sequences · length]
 //   losses.txt   one line a step: mean token loss, weighted auxiliary loss, gradient norm
 // Two ranks as threads with expert-parallel size 2, two microbatches, FP32.
 #include <cstdio>
@@ -103,8 +104,7 @@ int Main(int argc, char** argv) {
   WriteConfig(c);
   WriteBatches(c);
   WriteWeights(c);
-  const auto outcomes =
-      Train(c.model, c.run, Uniform(c.model, RecipeKind::kFp32), c.steps, 0.002);
+  const auto outcomes = Train(c.model, c.run, Uniform(c.model, RecipeKind::kFp32), c.steps, 0.002);
   std::FILE* losses = std::fopen((c.directory + "/losses.txt").c_str(), "w");
   if (losses == nullptr) {
     std::perror(c.directory.c_str());

@@ -1,4 +1,5 @@
-// Communicators between threads of one process, over shared memory: ranks as threads without sockets.
+// Communicators between threads of one process, over shared memory: ranks as threads without
+// sockets.
 //
 // Every collective is: publish pointers, meet, read the others', meet again. Sums run in rank order
 // on every rank, so results are deterministic. Waits end after the timeout with a message.
@@ -41,9 +42,8 @@ class InprocGroup {
       cv_.notify_all();
       return !aborted_;
     }
-    const bool met =
-        cv_.wait_for(lock, std::chrono::duration<double>(timeout_seconds_),
-                     [&] { return aborted_ || generation_ != generation; });
+    const bool met = cv_.wait_for(lock, std::chrono::duration<double>(timeout_seconds_),
+                                  [&] { return aborted_ || generation_ != generation; });
     if (!met) {
       aborted_ = true;
       cv_.notify_all();
@@ -72,7 +72,8 @@ class InprocGroup {
 // One rank's end; used by one thread.
 class InprocComm : public Communicator {
  public:
-  InprocComm(std::shared_ptr<InprocGroup> group, int rank) : group_(std::move(group)), rank_(rank) {}
+  InprocComm(std::shared_ptr<InprocGroup> group, int rank)
+      : group_(std::move(group)), rank_(rank) {}
 
   int rank() const override { return rank_; }
   int size() const override { return group_->size(); }
@@ -83,8 +84,8 @@ class InprocComm : public Communicator {
     for (int r = 0; r < size(); ++r) {
       counters_.all_to_all_bytes += r == rank_ ? 0 : args.send_bytes[static_cast<std::size_t>(r)];
     }
-    return Exchange("all_to_all_v", args.send,
-                    {args.send_bytes.begin(), args.send_bytes.end()}, [&] {
+    return Exchange("all_to_all_v", args.send, {args.send_bytes.begin(), args.send_bytes.end()},
+                    [&] {
                       auto* out = static_cast<std::uint8_t*>(args.receive);
                       for (int r = 0; r < size(); ++r) {
                         const InprocGroup::Slot& from = group_->slot(r);
@@ -164,7 +165,9 @@ class InprocComm : public Communicator {
       for (int r = 0; r < size(); ++r) {
         const auto* from = static_cast<const T*>(group_->slot(r).send);
         for (std::int64_t i = 0; i < count; ++i) {
-          out[i] = r == 0 ? from[i] : op == ReduceOp::kSum ? out[i] + from[i] : std::max(out[i], from[i]);
+          out[i] = r == 0                 ? from[i]
+                   : op == ReduceOp::kSum ? out[i] + from[i]
+                                          : std::max(out[i], from[i]);
         }
       }
     });
@@ -196,10 +199,9 @@ struct InprocRanks {
     }
     for (int r = 0; r < world; ++r) {
       const int g = r / expert_parallel, p = r % expert_parallel;
-      result.ranks.push_back(
-          {std::make_unique<InprocComm>(all, r),
-           std::make_unique<InprocComm>(ep[static_cast<std::size_t>(g)], p),
-           std::make_unique<InprocComm>(data[static_cast<std::size_t>(p)], g)});
+      result.ranks.push_back({std::make_unique<InprocComm>(all, r),
+                              std::make_unique<InprocComm>(ep[static_cast<std::size_t>(g)], p),
+                              std::make_unique<InprocComm>(data[static_cast<std::size_t>(p)], g)});
     }
     return result;
   }

@@ -66,19 +66,19 @@ void Attention::Forward(const LayerContext& ctx, const AttentionScratch& scratch
                                   .bytes = tokens * shape_.width() * ctx.act_bytes(),
                                   .kind = CopyKind::kOnDevice});
     for (std::int32_t h = 0; h < shape_.heads + shape_.kv_heads; ++h) {
-      ctx.ops().rms_norm_forward(
-          ctx.device(), {.rows = tokens,
-                         .cols = shape_.head_dim,
-                         .x = At(saved.projected, HeadOffsetBytes(ctx, h)),
-                         .ld_x = shape_.width(),
-                         .residual = nullptr,
-                         .residual_out = nullptr,
-                         .w = h < shape_.heads ? shape_.q_norm : shape_.k_norm,
-                         .eps = shape_.norm_eps,
-                         .dtype = ctx.act,
-                         .y = At(saved.qkv, HeadOffsetBytes(ctx, h)),
-                         .ld_y = shape_.width(),
-                         .rstd = saved.head_rstd + h * tokens});
+      ctx.ops().rms_norm_forward(ctx.device(),
+                                 {.rows = tokens,
+                                  .cols = shape_.head_dim,
+                                  .x = At(saved.projected, HeadOffsetBytes(ctx, h)),
+                                  .ld_x = shape_.width(),
+                                  .residual = nullptr,
+                                  .residual_out = nullptr,
+                                  .w = h < shape_.heads ? shape_.q_norm : shape_.k_norm,
+                                  .eps = shape_.norm_eps,
+                                  .dtype = ctx.act,
+                                  .y = At(saved.qkv, HeadOffsetBytes(ctx, h)),
+                                  .ld_y = shape_.width(),
+                                  .rstd = saved.head_rstd + h * tokens});
     }
   }
   Rotate(ctx, saved.qkv, +1);

@@ -20,20 +20,18 @@ struct AttentionShape {
   float* q_norm_grad = nullptr;
   float* k_norm_grad = nullptr;
 
-  std::int64_t width() const {
-    return static_cast<std::int64_t>(heads + 2 * kv_heads) * head_dim;
-  }
+  std::int64_t width() const { return static_cast<std::int64_t>(heads + 2 * kv_heads) * head_dim; }
   std::int64_t tokens() const { return batch * sequence; }
 };
 
 // Activations of one layer, taken at creation.
 struct AttentionSaved {
   LinearSaved qkv_input, out_input;
-  void* projected = nullptr;  // [T, width] before the head norms; same as qkv without qk_norm
-  void* qkv = nullptr;        // [T, width] after norms and RoPE
-  float* head_rstd = nullptr; // [heads + kv_heads, T], with qk_norm
-  void* attended = nullptr;   // [T, heads·head_dim]
-  float* lse = nullptr;       // [B, heads, S]
+  void* projected = nullptr;   // [T, width] before the head norms; same as qkv without qk_norm
+  void* qkv = nullptr;         // [T, width] after norms and RoPE
+  float* head_rstd = nullptr;  // [heads + kv_heads, T], with qk_norm
+  void* attended = nullptr;    // [T, heads·head_dim]
+  float* lse = nullptr;        // [B, heads, S]
 };
 
 struct AttentionScratch {
@@ -55,8 +53,8 @@ class Attention {
   void Forward(const LayerContext& ctx, const AttentionScratch& scratch, const void* x,
                AttentionSaved& saved, void* y) const;
   // dx [T, H] from dy [T, H]; may not alias.
-  void Backward(const LayerContext& ctx, const AttentionScratch& scratch, const AttentionSaved& saved,
-                const void* dy, void* dx) const;
+  void Backward(const LayerContext& ctx, const AttentionScratch& scratch,
+                const AttentionSaved& saved, const void* dy, void* dx) const;
 
  private:
   void Rotate(const LayerContext& ctx, void* qkv, int direction) const;

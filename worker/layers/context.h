@@ -1,8 +1,8 @@
 // What every layer needs to run: backend, precision state, and how this pass counts.
 //
-// Layers hold shapes and weights; activations saved for backward live in structs that the model owns
-// (one per layer, or one shared by layers that recompute); scratch is shared by all layers, because
-// one layer runs at a time. All of it is taken at creation.
+// Layers hold shapes and weights; activations saved for backward live in structs that the model
+// owns (one per layer, or one shared by layers that recompute); scratch is shared by all layers,
+// because one layer runs at a time. All of it is taken at creation.
 #pragma once
 
 #include <algorithm>

@@ -11,11 +11,8 @@ bool CastsDirectly(const Recipe& recipe) {
 }  // namespace
 
 Operand SwigluForward(const LayerContext& ctx, const SwigluCast& r) {
-  SwigluForwardArgs args{.groups = r.groups,
-                         .f = r.ffn,
-                         .gate_up = r.gate_up,
-                         .dtype = ctx.act,
-                         .weight = r.weight};
+  SwigluForwardArgs args{
+      .groups = r.groups, .f = r.ffn, .gate_up = r.gate_up, .dtype = ctx.act, .weight = r.weight};
   if (!CastsDirectly(r.recipe)) {
     args.act = r.act;
     ctx.ops().swiglu_forward(ctx.device(), args);
@@ -41,8 +38,8 @@ Operand SwigluForward(const LayerContext& ctx, const SwigluCast& r) {
   args.stats = ctx.Slots(r.site, Tensor::kInput);
   ctx.ops().swiglu_forward(ctx.device(), args);
   if (ctx.record && ctx.energies) {
-    // The cast read FP32 values that exist nowhere; the act-dtype result stands in for them. Its own
-    // rounding (2^-9) is far below the FP8 noise.
+    // The cast read FP32 values that exist nowhere; the act-dtype result stands in for them. Its
+    // own rounding (2^-9) is far below the FP8 noise.
     args.quant = args.quant_col = QTensor{};
     args.stats = nullptr;
     args.act = r.act;
@@ -178,8 +175,8 @@ void DenseMlp::Backward(const LayerContext& ctx, const DenseMlpScratch& scratch,
                            .row = scratch.linear.row,
                            .col = fp8_wgrad(recipe1) ? scratch.linear.col : QBuffer{}});
   fc1_.product().Dgrad(ctx, d_gate_up, groups, dx);
-  fc1_.product().Wgrad(ctx, d_gate_up, SavedInput(ctx, site1, saved.input, shape_.tokens, shape_.hidden),
-                       groups);
+  fc1_.product().Wgrad(ctx, d_gate_up,
+                       SavedInput(ctx, site1, saved.input, shape_.tokens, shape_.hidden), groups);
 }
 
 }  // namespace octavo

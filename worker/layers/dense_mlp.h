@@ -1,5 +1,5 @@
-// Dense SwiGLU MLP: fc2(silu(gate)·up), [gate; up] = fc1(x). Dense decoder layers, and shared experts
-// (which are one wide dense MLP). Under FP8 the SwiGLU kernel casts its result directly.
+// Dense SwiGLU MLP: fc2(silu(gate)·up), [gate; up] = fc1(x). Dense decoder layers, and shared
+// experts (which are one wide dense MLP). Under FP8 the SwiGLU kernel casts its result directly.
 #pragma once
 
 #include <cstdint>
@@ -51,10 +51,10 @@ struct SwigluCast {
   const Recipe& recipe;  // fc2's
   RowGroups groups;
   std::int64_t ffn;
-  const void* gate_up;   // [P, 2F]
-  const float* weight;   // [P] or null
-  void* act;             // [P, F] act dtype: written when a high-precision form is needed
-  QBuffer row, col;      // col null: not wanted (casting-free recipes transpose later)
+  const void* gate_up;  // [P, 2F]
+  const float* weight;  // [P] or null
+  void* act;            // [P, F] act dtype: written when a high-precision form is needed
+  QBuffer row, col;     // col null: not wanted (casting-free recipes transpose later)
 };
 Operand SwigluForward(const LayerContext& ctx, const SwigluCast& request);
 
@@ -64,11 +64,11 @@ struct SwigluBackwardCast {
   const Recipe& recipe;  // fc1's
   RowGroups groups;
   std::int64_t ffn;
-  const void* gate_up;   // [P, 2F]
-  const void* d_act;     // [P, F]
-  const float* weight;   // [P] or null
-  float* dweight;        // [P] or null
-  void* d_gate_up;       // [P, 2F] act dtype: written when a high-precision form is needed
+  const void* gate_up;  // [P, 2F]
+  const void* d_act;    // [P, F]
+  const float* weight;  // [P] or null
+  float* dweight;       // [P] or null
+  void* d_gate_up;      // [P, 2F] act dtype: written when a high-precision form is needed
   QBuffer row, col;
 };
 Operand SwigluBackward(const LayerContext& ctx, const SwigluBackwardCast& request);

@@ -11,8 +11,8 @@
 namespace octavo {
 namespace {
 
-// Host values that pass through the device (counts, amax, control words) are small; larger arrays go
-// in pieces.
+// Host values that pass through the device (counts, amax, control words) are small; larger arrays
+// go in pieces.
 constexpr std::int64_t kSmallBytes = 1 << 20;
 
 }  // namespace

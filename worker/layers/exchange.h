@@ -19,7 +19,8 @@ absl::Status StatusOf(const CommResult& result);
 // Not thread-safe. The communicator is not owned.
 class Exchange {
  public:
-  // stage_bytes: the largest message of this rank (AllToAllV: each direction; reductions go in pieces).
+  // stage_bytes: the largest message of this rank (AllToAllV: each direction; reductions go in
+  // pieces).
   Exchange(const Backend& backend, Communicator* comm, std::int64_t stage_bytes, Arena& device,
            Arena& pinned);
 
@@ -46,9 +47,9 @@ class Exchange {
   Communicator* const comm_;
   const bool on_device_;  // the backend's memory is not the host's
   std::int64_t stage_bytes_;
-  std::uint8_t* stage_send_ = nullptr;     // pinned, when host_staged
+  std::uint8_t* stage_send_ = nullptr;  // pinned, when host_staged
   std::uint8_t* stage_receive_ = nullptr;
-  std::uint8_t* device_small_ = nullptr;   // device, when device_staged: host values pass through
+  std::uint8_t* device_small_ = nullptr;  // device, when device_staged: host values pass through
 };
 
 }  // namespace octavo

@@ -94,7 +94,8 @@ Payload Experts::InputTarget(const LayerContext& ctx, const ExpertsScratch& scra
   }
   const QuantizeRule rule = ActivationRule(dispatch, Tensor::kInput);
   const bool kept = SameRowForm(dispatch, fc1, Tensor::kInput);
-  return {.quant = (kept ? saved.x.codes() : scratch.payload).Row(rule, padded_rows, shape_.hidden)};
+  return {.quant =
+              (kept ? saved.x.codes() : scratch.payload).Row(rule, padded_rows, shape_.hidden)};
 }
 
 Payload Experts::GradTarget(const LayerContext& ctx, const ExpertsScratch& scratch,
@@ -130,7 +131,8 @@ void Experts::Forward(const LayerContext& ctx, const ExpertsScratch& scratch, co
       Dequantize(ctx, x.quant, groups, high);
       input.high = high;
     }
-    MeasureShadows(ctx, {shape_.layer, Op::kFc1}, Tensor::kInput, input.high, shape_.hidden, groups);
+    MeasureShadows(ctx, {shape_.layer, Op::kFc1}, Tensor::kInput, input.high, shape_.hidden,
+                   groups);
     if (recipe1.is_fp8()) {
       input = Cast(ctx, {.site = {shape_.layer, Op::kFc1},
                          .tensor = Tensor::kInput,
@@ -166,10 +168,9 @@ Operand Experts::FromRows(const LayerContext& ctx, const RowGroups& groups,
   Operand operand{.row = r.row};
   if (IsCastingFree(r.recipe) && WgradIsFp8(r.recipe)) {
     operand.col = r.col.Col(ActivationRule(r.recipe, r.tensor), groups.padded_rows, r.cols);
-    ctx.ops().transpose_scaled(ctx.device(), {.src = r.row,
-                                              .groups = groups,
-                                              .dst = operand.col,
-                                              .stats = ctx.Slots(site, r.tensor)});
+    ctx.ops().transpose_scaled(
+        ctx.device(),
+        {.src = r.row, .groups = groups, .dst = operand.col, .stats = ctx.Slots(site, r.tensor)});
     return operand;
   }
   Dequantize(ctx, r.row, groups, r.high);
@@ -226,26 +227,29 @@ void Experts::Backward(const LayerContext& ctx, const ExpertsScratch& scratch, c
   }
   fc2_.Dgrad(ctx, gradient, groups, scratch.d_act);
 
-  const bool missing_form = WgradIsFp8(recipe2) ? !gradient.col.present() : gradient.high == nullptr;
+  const bool missing_form =
+      WgradIsFp8(recipe2) ? !gradient.col.present() : gradient.high == nullptr;
   if (recipe2.is_fp8() && missing_form) {
-    gradient = FromRows(ctx, groups, {.op = Op::kFc2,
-                                      .tensor = Tensor::kGrad,
-                                      .recipe = recipe2,
-                                      .row = gradient.row,
-                                      .cols = shape_.hidden,
-                                      .high = scratch.high,
-                                      .col = scratch.col_a});
+    gradient = FromRows(ctx, groups,
+                        {.op = Op::kFc2,
+                         .tensor = Tensor::kGrad,
+                         .recipe = recipe2,
+                         .row = gradient.row,
+                         .cols = shape_.hidden,
+                         .high = scratch.high,
+                         .col = scratch.col_a});
   }
   const QuantizeRule act_rule = ActivationRule(recipe2, Tensor::kInput);
   Operand act{.high = saved.act.data};
   if (ActForm(recipe2) == Form::kRow) {
-    act = FromRows(ctx, groups, {.op = Op::kFc2,
-                                 .tensor = Tensor::kInput,
-                                 .recipe = recipe2,
-                                 .row = saved.act.codes().Row(act_rule, rows, shape_.ffn),
-                                 .cols = shape_.ffn,
-                                 .high = scratch.act,
-                                 .col = scratch.col_b});
+    act = FromRows(ctx, groups,
+                   {.op = Op::kFc2,
+                    .tensor = Tensor::kInput,
+                    .recipe = recipe2,
+                    .row = saved.act.codes().Row(act_rule, rows, shape_.ffn),
+                    .cols = shape_.ffn,
+                    .high = scratch.act,
+                    .col = scratch.col_b});
   } else if (ActForm(recipe2) == Form::kCol) {
     act.col = saved.act.codes().Col(act_rule, rows, shape_.ffn);
   }
@@ -266,25 +270,27 @@ void Experts::Backward(const LayerContext& ctx, const ExpertsScratch& scratch, c
                                            .col = col1 ? scratch.col_a : QBuffer{}});
   fc1_.Dgrad(ctx, d_gate_up, groups, scratch.rows);
   if (WgradIsFp8(recipe1) && !d_gate_up.col.present()) {
-    d_gate_up = FromRows(ctx, groups, {.op = Op::kFc1,
-                                       .tensor = Tensor::kGrad,
-                                       .recipe = recipe1,
-                                       .row = d_gate_up.row,
-                                       .cols = 2 * shape_.ffn,
-                                       .high = scratch.d_gate_up,
-                                       .col = scratch.col_a});
+    d_gate_up = FromRows(ctx, groups,
+                         {.op = Op::kFc1,
+                          .tensor = Tensor::kGrad,
+                          .recipe = recipe1,
+                          .row = d_gate_up.row,
+                          .cols = 2 * shape_.ffn,
+                          .high = scratch.d_gate_up,
+                          .col = scratch.col_a});
   }
   const Form form1 = InputForm(dispatch, recipe1);
   const QuantizeRule x_rule = ActivationRule(recipe1, Tensor::kInput);
   Operand x{.high = saved.x.data};
   if (form1 == Form::kRow) {
-    x = FromRows(ctx, groups, {.op = Op::kFc1,
-                               .tensor = Tensor::kInput,
-                               .recipe = recipe1,
-                               .row = saved.x.codes().Row(x_rule, rows, shape_.hidden),
-                               .cols = shape_.hidden,
-                               .high = scratch.high,
-                               .col = scratch.col_b});
+    x = FromRows(ctx, groups,
+                 {.op = Op::kFc1,
+                  .tensor = Tensor::kInput,
+                  .recipe = recipe1,
+                  .row = saved.x.codes().Row(x_rule, rows, shape_.hidden),
+                  .cols = shape_.hidden,
+                  .high = scratch.high,
+                  .col = scratch.col_b});
   } else if (form1 == Form::kCol) {
     x.col = saved.x.codes().Col(x_rule, rows, shape_.hidden);
   }

@@ -24,7 +24,7 @@ struct ExpertsShape {
 
 // One matrix kept for backward in whichever form the recipe needs.
 struct KeptMatrix {
-  void* data = nullptr;     // [P, cols] act dtype, or codes
+  void* data = nullptr;  // [P, cols] act dtype, or codes
   float* scales = nullptr;
   QBuffer codes() const { return {static_cast<std::uint8_t*>(data), scales}; }
 };
@@ -38,15 +38,15 @@ struct ExpertsSaved {
 };
 
 struct ExpertsScratch {
-  void* high = nullptr;        // [P, H] a payload in high precision
-  QBuffer payload;             // [P, H] a payload that backward does not need
-  QBuffer row;                 // [P, max(H, 2F)]
-  QBuffer col_a, col_b;        // [P, max(H, 2F)] gradients; [P, max(H, F)] inputs
-  void* act = nullptr;         // [P, F]
-  void* d_act = nullptr;       // [P, F]
-  void* d_gate_up = nullptr;   // [P, 2F]
-  void* rows = nullptr;        // [P, H] fc2's output, or dX
-  float* d_weight = nullptr;   // [P]
+  void* high = nullptr;       // [P, H] a payload in high precision
+  QBuffer payload;            // [P, H] a payload that backward does not need
+  QBuffer row;                // [P, max(H, 2F)]
+  QBuffer col_a, col_b;       // [P, max(H, 2F)] gradients; [P, max(H, F)] inputs
+  void* act = nullptr;        // [P, F]
+  void* d_act = nullptr;      // [P, F]
+  void* d_gate_up = nullptr;  // [P, 2F]
+  void* rows = nullptr;       // [P, H] fc2's output, or dX
+  float* d_weight = nullptr;  // [P]
 };
 
 class Experts {
@@ -86,9 +86,9 @@ class Experts {
     Op op;
     Tensor tensor;
     const Recipe& recipe;
-    QTensor row;      // row-wise copy, no high-precision source
+    QTensor row;  // row-wise copy, no high-precision source
     std::int64_t cols;
-    void* high;       // [P, cols] scratch
+    void* high;  // [P, cols] scratch
     QBuffer col;
   };
   // The column-wise (or high-precision) form of a matrix that exists row-wise in FP8 only.

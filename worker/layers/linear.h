@@ -23,9 +23,9 @@ struct Operand {
 
 struct ProductShape {
   OpSite site;
-  bool grouped = false;        // by expert; else one dense matrix
+  bool grouped = false;  // by expert; else one dense matrix
   std::int32_t groups = 1;
-  std::int64_t n = 0, k = 0;   // W [groups, n, k]
+  std::int64_t n = 0, k = 0;  // W [groups, n, k]
   WeightRef weight;
 };
 
@@ -82,7 +82,7 @@ struct LinearScratch {
 
 // What backward needs of a dense product's input.
 struct LinearSaved {
-  QBuffer col;            // taken at creation, [T, k]
+  QBuffer col;              // taken at creation, [T, k]
   const void* x = nullptr;  // high precision, owned by the layer before
 };
 

@@ -57,37 +57,32 @@ void LmHead::Run(const LayerContext& ctx, const LmHeadScratch& scratch, const vo
     void* d_logits = scratch.logits;
     if (ctx.act != DType::kF32) {
       d_logits = scratch.d_logits;
-      ctx.ops().cast(ctx.device(), {.src = {.data = scratch.logits,
-                                            .dtype = DType::kF32,
-                                            .rows = rows,
-                                            .cols = shape_.vocab},
-                                    .dst = {.data = d_logits,
-                                            .dtype = ctx.act,
-                                            .rows = rows,
-                                            .cols = shape_.vocab}});
+      ctx.ops().cast(
+          ctx.device(),
+          {.src =
+               {.data = scratch.logits, .dtype = DType::kF32, .rows = rows, .cols = shape_.vocab},
+           .dst = {.data = d_logits, .dtype = ctx.act, .rows = rows, .cols = shape_.vocab}});
     }
-    ctx.ops().gemm(ctx.device(),
-                   {.m = rows,
-                    .n = shape_.hidden,
-                    .k = shape_.vocab,
-                    .a = {.data = d_logits, .dtype = ctx.act},
-                    .b = {.data = weight, .dtype = ctx.act, .k_contiguous = false},
-                    .c = static_cast<std::uint8_t*>(dh) + begin * row_bytes,
-                    .c_dtype = ctx.act,
-                    .ldc = 0,
-                    .accumulate = false,
-                    .mode = Accumulate::kPromoted});
-    ctx.ops().gemm(ctx.device(),
-                   {.m = shape_.vocab,
-                    .n = shape_.hidden,
-                    .k = rows,
-                    .a = {.data = d_logits, .dtype = ctx.act, .k_contiguous = false},
-                    .b = {.data = h_rows, .dtype = ctx.act, .k_contiguous = false},
-                    .c = shape_.weight.grad,
-                    .c_dtype = DType::kF32,
-                    .ldc = 0,
-                    .accumulate = true,
-                    .mode = Accumulate::kPromoted});
+    ctx.ops().gemm(ctx.device(), {.m = rows,
+                                  .n = shape_.hidden,
+                                  .k = shape_.vocab,
+                                  .a = {.data = d_logits, .dtype = ctx.act},
+                                  .b = {.data = weight, .dtype = ctx.act, .k_contiguous = false},
+                                  .c = static_cast<std::uint8_t*>(dh) + begin * row_bytes,
+                                  .c_dtype = ctx.act,
+                                  .ldc = 0,
+                                  .accumulate = false,
+                                  .mode = Accumulate::kPromoted});
+    ctx.ops().gemm(ctx.device(), {.m = shape_.vocab,
+                                  .n = shape_.hidden,
+                                  .k = rows,
+                                  .a = {.data = d_logits, .dtype = ctx.act, .k_contiguous = false},
+                                  .b = {.data = h_rows, .dtype = ctx.act, .k_contiguous = false},
+                                  .c = shape_.weight.grad,
+                                  .c_dtype = DType::kF32,
+                                  .ldc = 0,
+                                  .accumulate = true,
+                                  .mode = Accumulate::kPromoted});
   }
 }
 

@@ -15,9 +15,9 @@ struct LmHeadShape {
 };
 
 struct LmHeadScratch {
-  std::int64_t chunk = 0;      // rows
-  float* logits = nullptr;     // [chunk, V]
-  void* d_logits = nullptr;    // [chunk, V] act dtype; null under fp32 (logits themselves)
+  std::int64_t chunk = 0;    // rows
+  float* logits = nullptr;   // [chunk, V]
+  void* d_logits = nullptr;  // [chunk, V] act dtype; null under fp32 (logits themselves)
 };
 
 class LmHead {
@@ -26,8 +26,8 @@ class LmHead {
 
   static LmHeadScratch TakeScratch(const LmHeadShape& shape, DType act, Arena& arena);
 
-  // loss_sum += Σ token losses (device). dloss 0: forward only, dh untouched; else dh [T, H] and the
-  // weight's gradient.
+  // loss_sum += Σ token losses (device). dloss 0: forward only, dh untouched; else dh [T, H] and
+  // the weight's gradient.
   void Run(const LayerContext& ctx, const LmHeadScratch& scratch, const void* h,
            const std::int32_t* target, float dloss, double* loss_sum, void* dh) const;
 

@@ -48,8 +48,8 @@ absl::Status Moe::DispatchInput(const LayerContext& ctx, const MoeScratch& scrat
                                 MoeDispatch& dispatch, const Payload& source, MoeRouting& routing,
                                 MoeSaved& saved, std::int32_t round, bool activations_only) const {
   dispatch.SetRound(ctx, routing.counts, round, routing.rounds);
-  const Payload x = experts_.InputTarget(ctx, scratch.experts, saved.experts,
-                                         dispatch.groups().padded_rows);
+  const Payload x =
+      experts_.InputTarget(ctx, scratch.experts, saved.experts, dispatch.groups().padded_rows);
   RETURN_IF_ERROR(dispatch.Send(ctx, {.source = source,
                                       .dest_row = routing.router.dest_row,
                                       .weight = routing.router.topk_weight,
@@ -69,17 +69,17 @@ absl::Status Moe::Forward(const LayerContext& ctx, const MoeScratch& scratch, Mo
   }
   // The one wait of a layer: the host needs the counts to size messages and groups.
   ctx.ops().synchronize(ctx.device());
-  RETURN_IF_ERROR(router_.Losses(ctx, scratch.router, world, report->history, routing.router,
-                                 &report->losses));
+  RETURN_IF_ERROR(
+      router_.Losses(ctx, scratch.router, world, report->history, routing.router, &report->losses));
   RETURN_IF_ERROR(dispatch.GatherCounts(scratch.router.host_counts, &routing.counts));
   routing.rounds = dispatch.Rounds(routing.counts);
-  for (std::int32_t e = 0; report->step_counts != nullptr && e < shape_.router.config.experts; ++e) {
+  for (std::int32_t e = 0; report->step_counts != nullptr && e < shape_.router.config.experts;
+       ++e) {
     report->step_counts[e] += scratch.router.host_counts[e];
   }
 
   for (std::int32_t round = 0; round < routing.rounds; ++round) {
-    RETURN_IF_ERROR(
-        DispatchInput(ctx, scratch, dispatch, source, routing, saved, round, false));
+    RETURN_IF_ERROR(DispatchInput(ctx, scratch, dispatch, source, routing, saved, round, false));
     RETURN_IF_ERROR(dispatch.Return(ctx, scratch.experts.rows, nullptr));
   }
   if (shared_ == nullptr) {

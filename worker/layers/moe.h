@@ -43,10 +43,10 @@ struct MoeScratch {
   RouterScratch router;
   ExpertsScratch experts;
   DenseMlpScratch shared;
-  QBuffer wire_x, wire_dy;        // [T, H] casts at the source
-  float* sum = nullptr;           // [T, H] FP32
-  void* shared_rows = nullptr;    // [T, H]
-  float* d_topk_weight = nullptr; // [T, k]
+  QBuffer wire_x, wire_dy;         // [T, H] casts at the source
+  float* sum = nullptr;            // [T, H] FP32
+  void* shared_rows = nullptr;     // [T, H]
+  float* d_topk_weight = nullptr;  // [T, k]
 };
 
 // What a training forward reports.
@@ -64,8 +64,8 @@ class Moe {
 
   // y [T, H] from x [T, H]; x must stay until backward.
   absl::Status Forward(const LayerContext& ctx, const MoeScratch& scratch, MoeDispatch& dispatch,
-                       Exchange& world, const void* x, MoeRouting& routing, MoeSaved& saved, void* y,
-                       MoeReport* report) const;
+                       Exchange& world, const void* x, MoeRouting& routing, MoeSaved& saved,
+                       void* y, MoeReport* report) const;
   // Activations for backward again, from x and the stored routing; no output.
   absl::Status Recompute(const LayerContext& ctx, const MoeScratch& scratch, MoeDispatch& dispatch,
                          const void* x, MoeRouting& routing, MoeSaved& saved) const;

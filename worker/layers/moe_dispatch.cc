@@ -17,17 +17,17 @@ std::int64_t TileOf(Tiling tiling) { return tiling == Tiling::kRow32 ? kMxBlock 
 
 MoeDispatch::MoeDispatch(const Backend& backend, const DispatchShape& shape, Exchange* exchange,
                          DType act, bool mx, Arena& communication, Arena& pinned)
-    : backend_(backend), shape_(shape), exchange_(exchange), act_(act) {
+    : backend_(backend), shape_(shape), exchange_(exchange) {
   const std::int64_t local = local_experts(), ranks = exchange->size();
   padded_capacity_ = PaddedCapacity(shape.capacity, static_cast<std::int32_t>(local));
   const std::int64_t tile = mx ? kMxBlock : kTile;
-  record_bytes_max_ =
-      RoundUp(std::max(shape.hidden * DTypeBytes(act), shape.hidden + CeilDiv(shape.hidden, tile) * 4) +
-                  4,
-              kRecordAlign);
+  record_bytes_max_ = RoundUp(
+      std::max(shape.hidden * DTypeBytes(act), shape.hidden + CeilDiv(shape.hidden, tile) * 4) + 4,
+      kRecordAlign);
   group_begin_ = communication.Take<std::int64_t>(local);
   group_rows_ = communication.Take<std::int64_t>(local);
-  ring_stride_ = RoundUp(local * 16 + ranks * local * static_cast<std::int64_t>(sizeof(RowSegment)), 64);
+  ring_stride_ =
+      RoundUp(local * 16 + ranks * local * static_cast<std::int64_t>(sizeof(RowSegment)), 64);
   ring_ = pinned.Take<std::uint8_t>(kRing * ring_stride_);
   if (ranks > 1) {
     segments_ = communication.Take<RowSegment>(ranks * local);
@@ -213,9 +213,9 @@ absl::Status MoeDispatch::Send(const LayerContext& ctx, const SendArgs& args) {
       CopyIntervals(ctx, pack_, round_, record.stride, true);
       message = round_;
     }
-    RETURN_IF_ERROR(exchange_->AllToAllV(message, Bytes(plan_.send_rows, record.stride, &send_bytes_),
-                                         receive_,
-                                         Bytes(plan_.receive_rows, record.stride, &receive_bytes_)));
+    RETURN_IF_ERROR(
+        exchange_->AllToAllV(message, Bytes(plan_.send_rows, record.stride, &send_bytes_), receive_,
+                             Bytes(plan_.receive_rows, record.stride, &receive_bytes_)));
     ctx.ops().permute(ctx.device(), {.src = Rows(receive_, record),
                                      .dst = target,
                                      .rows = plan_.receive_total,
@@ -252,9 +252,9 @@ absl::Status MoeDispatch::Return(const LayerContext& ctx, const void* rows, cons
                                    .payload_bytes = record.payload_bytes,
                                    .tiles = 0});
   std::uint8_t* landing = rounds_ > 1 ? round_ : returned_;
-  RETURN_IF_ERROR(exchange_->AllToAllV(receive_,
-                                       Bytes(plan_.receive_rows, record.stride, &receive_bytes_),
-                                       landing, Bytes(plan_.send_rows, record.stride, &send_bytes_)));
+  RETURN_IF_ERROR(
+      exchange_->AllToAllV(receive_, Bytes(plan_.receive_rows, record.stride, &receive_bytes_),
+                           landing, Bytes(plan_.send_rows, record.stride, &send_bytes_)));
   if (rounds_ > 1) {
     CopyIntervals(ctx, returned_, round_, record.stride, false);
   }

@@ -1,12 +1,14 @@
 // Dispatch and combine: token rows to the ranks of their experts and back.
 //
-//   Send      source rows [T, H] → records [payload | dequant_scales | p] in send order, one message
+//   Send      source rows [T, H] → records [payload | dequant_scales | p] in send order, one
+//   message
 //             per peer → rows by local expert, every group padded to 128
 //   Return    the experts' rows back to their sources (BF16, with the gradient of p in backward)
 //   Combine   y[t] = Σ_j row(t, j), FP32, in top-k order
 //
-// One rank skips the messages: rows go straight into the padded groups. When incoming rows exceed the
-// receive capacity the layer runs in rounds (round_plan.h). Nothing is dropped, nothing allocates.
+// One rank skips the messages: rows go straight into the padded groups. When incoming rows exceed
+// the receive capacity the layer runs in rounds (round_plan.h). Nothing is dropped, nothing
+// allocates.
 #pragma once
 
 #include <cstdint>
@@ -54,11 +56,11 @@ class MoeDispatch {
   QTensor WireTensor(const QBuffer& buffer, const QuantizeRule& rule) const;
 
   struct SendArgs {
-    Payload source;               // [T, H]
-    const std::int32_t* dest_row; // [T, k]
-    const float* weight;          // [T, k] travels along, or null
-    Payload target;               // [P, H] of this round
-    float* target_weight;         // [P] or null
+    Payload source;                // [T, H]
+    const std::int32_t* dest_row;  // [T, k]
+    const float* weight;           // [T, k] travels along, or null
+    Payload target;                // [P, H] of this round
+    float* target_weight;          // [P] or null
   };
   absl::Status Send(const LayerContext& ctx, const SendArgs& args);
   // rows [P, H] act dtype; d_weight [P] or null.
@@ -68,7 +70,7 @@ class MoeDispatch {
     const std::int32_t* dest_row;  // [T, k]
     void* y;                       // [T, H]
     DType y_dtype;
-    float* weight_out;             // [T, k] or null
+    float* weight_out;  // [T, k] or null
   };
   // After the last round's Return.
   void Combine(const LayerContext& ctx, const CombineInto& args);
@@ -90,7 +92,6 @@ class MoeDispatch {
   const Backend backend_;
   const DispatchShape shape_;
   Exchange* const exchange_;
-  const DType act_;
   std::int64_t padded_capacity_ = 0;
   std::int64_t record_bytes_max_ = 0;
 

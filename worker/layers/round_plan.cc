@@ -12,8 +12,8 @@ std::int64_t CountOf(const RoundPlanInput& in, std::int32_t source, std::int32_t
                    static_cast<std::size_t>(expert)];
 }
 
-// Rows [first, last) of (source, expert), counted from that pair's first token, that lie in the window
-// [begin, end) of the destination's order; `position` is where the pair's rows start in it.
+// Rows [first, last) of (source, expert), counted from that pair's first token, that lie in the
+// window [begin, end) of the destination's order; `position` is where the pair's rows start in it.
 struct Interval {
   std::int64_t first, rows;
 };

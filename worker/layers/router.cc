@@ -104,8 +104,8 @@ absl::Status Router::Losses(const LayerContext& ctx, const RouterScratch& scratc
                             RouterLosses* losses) const {
   const std::int64_t n = shape_.config.experts, segments = shape_.segments();
   losses->aux = 0;
-  losses->z = static_cast<double>(shape_.loss_weight) * shape_.z_coefficient *
-              *scratch.host_z_sum / static_cast<double>(shape_.tokens);
+  losses->z = static_cast<double>(shape_.loss_weight) * shape_.z_coefficient * *scratch.host_z_sum /
+              static_cast<double>(shape_.tokens);
   if (shape_.aux_scope == AuxScope::kNone || shape_.aux_coefficient == 0) {
     return absl::OkStatus();
   }
@@ -149,18 +149,17 @@ void Router::Backward(const LayerContext& ctx, const RouterScratch& scratch,
                       float* dx32) const {
   const std::int64_t n = shape_.config.experts, tokens = shape_.tokens, hidden = shape_.hidden;
   const bool aux = shape_.aux_scope != AuxScope::kNone && shape_.aux_coefficient != 0;
-  ctx.ops().router_backward(
-      ctx.device(),
-      {.config = shape_.config,
-       .tokens = tokens,
-       .tokens_per_segment = tokens / shape_.segments(),
-       .logits = saved.logits,
-       .topk_index = saved.topk_index,
-       .dtopk_weight = d_topk_weight,
-       .aux_coeff = aux ? saved.aux_coeff : nullptr,
-       .z_coeff = shape_.loss_weight * shape_.z_coefficient / static_cast<float>(tokens),
-       .logsumexp = saved.logsumexp,
-       .dlogits = scratch.d_logits});
+  ctx.ops().router_backward(ctx.device(), {.config = shape_.config,
+                                           .tokens = tokens,
+                                           .tokens_per_segment = tokens / shape_.segments(),
+                                           .logits = saved.logits,
+                                           .topk_index = saved.topk_index,
+                                           .dtopk_weight = d_topk_weight,
+                                           .aux_coeff = aux ? saved.aux_coeff : nullptr,
+                                           .z_coeff = shape_.loss_weight * shape_.z_coefficient /
+                                                      static_cast<float>(tokens),
+                                           .logsumexp = saved.logsumexp,
+                                           .dlogits = scratch.d_logits});
   const float* x32 = Widen(ctx, scratch, x);
   const GemmOperand d_logits_columns{.data = scratch.d_logits, .k_contiguous = false};
   ctx.ops().gemm(ctx.device(), {.m = n,
@@ -183,9 +182,9 @@ void Router::Backward(const LayerContext& ctx, const RouterScratch& scratch,
                                 .ldc = 0,
                                 .accumulate = true,
                                 .mode = Accumulate::kPromoted});
-  ctx.executed->CountFlops(FlopPrecision::kFp32, 4.0 * static_cast<double>(tokens) *
-                                                     static_cast<double>(n) *
-                                                     static_cast<double>(hidden));
+  ctx.executed->CountFlops(
+      FlopPrecision::kFp32,
+      4.0 * static_cast<double>(tokens) * static_cast<double>(n) * static_cast<double>(hidden));
 }
 
 }  // namespace octavo

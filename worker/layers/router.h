@@ -27,35 +27,36 @@ struct RouterShape {
   std::int64_t align = 1;
   const float* weight = nullptr;  // [E, H]
   float* weight_grad = nullptr;
-  const float* bias = nullptr;    // [E] selection bias, or null
+  const float* bias = nullptr;  // [E] selection bias, or null
   std::int64_t segments() const { return aux_scope == AuxScope::kSequence ? tokens / sequence : 1; }
 };
 
 struct RouterSaved {
-  float* logits = nullptr;        // [T, E]
+  float* logits = nullptr;             // [T, E]
   std::int32_t* topk_index = nullptr;  // [T, k]
-  float* topk_weight = nullptr;   // [T, k]
-  float* logsumexp = nullptr;     // [T]
-  float* aux_coeff = nullptr;     // [segments, E]
-  std::int32_t* dest_row = nullptr;  // [T, k] send order (or padded row with align 128)
+  float* topk_weight = nullptr;        // [T, k]
+  float* logsumexp = nullptr;          // [T]
+  float* aux_coeff = nullptr;          // [segments, E]
+  std::int32_t* dest_row = nullptr;    // [T, k] send order (or padded row with align 128)
 };
 
 // Shared by all layers.
 struct RouterScratch {
-  float* x32 = nullptr;           // [T, H]; unused under fp32
+  float* x32 = nullptr;                    // [T, H]; unused under fp32
   std::int64_t* segment_counts = nullptr;  // [segments, E]
-  float* score_sum = nullptr;     // [segments, E]
-  double* z_sum = nullptr;        // [1]
-  std::int64_t* counts = nullptr; // [E]
-  std::int64_t* begin = nullptr;  // [E]
-  float* d_logits = nullptr;      // [T, E]
+  float* score_sum = nullptr;              // [segments, E]
+  double* z_sum = nullptr;                 // [1]
+  std::int64_t* counts = nullptr;          // [E]
+  std::int64_t* begin = nullptr;           // [E]
+  float* d_logits = nullptr;               // [T, E]
   void* route_workspace = nullptr;
   // Pinned: counts [E], segment counts [segments, E], score sums, z.
   std::int64_t* host_counts = nullptr;
   std::int64_t* host_segment_counts = nullptr;
   float* host_score_sum = nullptr;
   double* host_z_sum = nullptr;
-  float* host_aux_coeff = nullptr;  // [layers, segments, E]: a copy may be under way while the next fills
+  float* host_aux_coeff =
+      nullptr;  // [layers, segments, E]: a copy may be under way while the next fills
 };
 
 // Losses of one call on this rank, weighted.
@@ -75,9 +76,9 @@ class Router {
   // synchronizes before Losses and before it reads scratch.host_counts.
   void Forward(const LayerContext& ctx, const RouterScratch& scratch, const void* x,
                RouterSaved& saved) const;
-  // After synchronize: losses, and aux_coeff for backward. Global scope: `history` [E] holds the counts
-  // of all ranks of earlier microbatches of the step and gets this one's (unless null: not recorded);
-  // world reduces them.
+  // After synchronize: losses, and aux_coeff for backward. Global scope: `history` [E] holds the
+  // counts of all ranks of earlier microbatches of the step and gets this one's (unless null: not
+  // recorded); world reduces them.
   absl::Status Losses(const LayerContext& ctx, const RouterScratch& scratch, Exchange& world,
                       std::vector<std::int64_t>* history, RouterSaved& saved,
                       RouterLosses* losses) const;

@@ -31,17 +31,17 @@ struct ModelConfig {
   std::int32_t layers = 0;
   std::int64_t hidden = 0;
   std::int32_t heads = 0, kv_heads = 0, head_dim = 0;
-  bool qk_norm = false;            // RMSNorm per head on q and k before RoPE
+  bool qk_norm = false;  // RMSNorm per head on q and k before RoPE
   std::int64_t vocab = 0;
   float rope_theta = 10000.0f;
   float norm_eps = 1e-5f;
   bool tied_embeddings = false;
-  float init_std = 0.02f;          // normal; attn_out and fc2 divided by sqrt(2·layers)
+  float init_std = 0.02f;  // normal; attn_out and fc2 divided by sqrt(2·layers)
   std::int32_t experts = 0, experts_per_token = 0;
   std::int64_t expert_hidden = 0;
-  std::int32_t shared_experts = 0;           // fused into one dense SwiGLU of shared_experts·shared_hidden
-  std::int64_t shared_expert_hidden = 0;     // each
-  std::vector<std::int32_t> dense_layers;    // decoder layers with a dense MLP instead of MoE
+  std::int32_t shared_experts = 0;  // fused into one dense SwiGLU of shared_experts·shared_hidden
+  std::int64_t shared_expert_hidden = 0;   // each
+  std::vector<std::int32_t> dense_layers;  // decoder layers with a dense MLP instead of MoE
   std::int64_t dense_hidden = 0;
   RouterOptions router;
 
@@ -60,13 +60,13 @@ struct ModelConfig {
 
 struct RunConfig {
   std::int64_t sequence_length = 0;
-  std::int32_t microbatch_sequences = 1;    // sequences per rank and microbatch
-  std::int32_t microbatches = 1;            // gradient accumulation per optimizer step
+  std::int32_t microbatch_sequences = 1;  // sequences per rank and microbatch
+  std::int32_t microbatches = 1;          // gradient accumulation per optimizer step
   std::int32_t world_size = 1, rank = 0;
-  std::int32_t expert_parallel = 1;         // group = ranks [g·ep, (g+1)·ep)
-  bool fp32 = false;                        // recipe fp32: residual stream in FP32
-  std::vector<bool> recompute;              // per layer: recompute the MoE/MLP and attention in backward
-  float recv_capacity = 2.0f;               // NUMERICS 8
+  std::int32_t expert_parallel = 1;  // group = ranks [g·ep, (g+1)·ep)
+  bool fp32 = false;                 // recipe fp32: residual stream in FP32
+  std::vector<bool> recompute;       // per layer: recompute the MoE/MLP and attention in backward
+  float recv_capacity = 2.0f;        // NUMERICS 8
   std::uint64_t seed = 0;
   bool allow_emulation = false;
   bool strict_precision = false;

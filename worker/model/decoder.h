@@ -149,12 +149,12 @@ class Decoder {
   float* final_norm_grad_ = nullptr;
 
   // Stream ends.
-  void* x_final_ = nullptr;       // [T, H]
+  void* x_final_ = nullptr;  // [T, H]
   float* rstd_final_ = nullptr;
-  void* h_ = nullptr;             // [T, H] normed, the head's input
-  void* branch_ = nullptr;        // [T, H] output of the last attention or MLP
-  void* d_stream_ = nullptr;      // [T, H] gradient of the stream
-  void* d_normed_ = nullptr;      // [T, H]
+  void* h_ = nullptr;         // [T, H] normed, the head's input
+  void* branch_ = nullptr;    // [T, H] output of the last attention or MLP
+  void* d_stream_ = nullptr;  // [T, H] gradient of the stream
+  void* d_normed_ = nullptr;  // [T, H]
 
   AttentionScratch attention_scratch_;
   MoeScratch moe_scratch_;

@@ -1,4 +1,5 @@
-// Decoder's creation: shapes from the configuration, weights from the table, memory from the arenas.
+// Decoder's creation: shapes from the configuration, weights from the table, memory from the
+// arenas.
 #include <algorithm>
 #include <cmath>
 
@@ -33,8 +34,8 @@ std::int64_t CapacityOf(const ModelConfig& model, const RunConfig& run) {
     return rows;
   }
   return std::max<std::int64_t>(
-      1, static_cast<std::int64_t>(std::ceil(static_cast<double>(run.recv_capacity) *
-                                             static_cast<double>(rows))));
+      1, static_cast<std::int64_t>(
+             std::ceil(static_cast<double>(run.recv_capacity) * static_cast<double>(rows))));
 }
 
 std::string Prefix(std::int32_t layer) { return StrCat("layers.", layer, "."); }
@@ -83,26 +84,25 @@ MoeShape Decoder::ShapeOfMoe(std::int32_t layer, Parameters& parameters, Exchang
   const RouterOptions& options = model_.router;
   const Parameter& router = parameters.At(prefix + "router.weight");
   MoeShape shape;
-  shape.router = {
-      .layer = layer,
-      .config = {.experts = model_.experts,
-                 .experts_per_token = model_.experts_per_token,
-                 .score = options.score,
-                 .normalize_topk = options.normalize_topk,
-                 .routed_scaling_factor = options.routed_scaling_factor,
-                 .n_group = options.n_group,
-                 .topk_group = options.topk_group},
-      .hidden = model_.hidden,
-      .tokens = tokens_,
-      .sequence = run_.sequence_length,
-      .aux_scope = ScopeOf(options.aux_scope),
-      .aux_coefficient = options.aux_coefficient,
-      .z_coefficient = options.z_coefficient,
-      .loss_weight = 1.0f / static_cast<float>(run_.microbatches * run_.world_size),
-      .align = ep.size() == 1 ? kRowAlign : 1,
-      .weight = router.master,
-      .weight_grad = router.grad,
-      .bias = bias};
+  shape.router = {.layer = layer,
+                  .config = {.experts = model_.experts,
+                             .experts_per_token = model_.experts_per_token,
+                             .score = options.score,
+                             .normalize_topk = options.normalize_topk,
+                             .routed_scaling_factor = options.routed_scaling_factor,
+                             .n_group = options.n_group,
+                             .topk_group = options.topk_group},
+                  .hidden = model_.hidden,
+                  .tokens = tokens_,
+                  .sequence = run_.sequence_length,
+                  .aux_scope = ScopeOf(options.aux_scope),
+                  .aux_coefficient = options.aux_coefficient,
+                  .z_coefficient = options.z_coefficient,
+                  .loss_weight = 1.0f / static_cast<float>(run_.microbatches * run_.world_size),
+                  .align = ep.size() == 1 ? kRowAlign : 1,
+                  .weight = router.master,
+                  .weight_grad = router.grad,
+                  .bias = bias};
   const std::int32_t local = model_.experts / ep.size();
   shape.experts = {.layer = layer,
                    .hidden = model_.hidden,

@@ -1,5 +1,5 @@
-// Order in which quantised tensors are cast in one forward and backward, as one number, so that ranks
-// can agree on the first non-finite one by a minimum. Pure.
+// Order in which quantised tensors are cast in one forward and backward, as one number, so that
+// ranks can agree on the first non-finite one by a minimum. Pure.
 #pragma once
 
 #include <cstdint>

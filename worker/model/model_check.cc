@@ -63,24 +63,23 @@ std::vector<std::pair<std::string_view, std::int64_t>> DimensionsOf(const ModelC
 }  // namespace
 
 absl::Status CheckModel(const ModelConfig& m, const RunConfig& run) {
-  for (const Positive& p : {Positive{"layers", m.layers}, Positive{"hidden", m.hidden},
-                            Positive{"heads", m.heads}, Positive{"kv_heads", m.kv_heads},
-                            Positive{"head_dim", m.head_dim}, Positive{"vocab", m.vocab},
-                            Positive{"experts", m.experts},
-                            Positive{"experts_per_token", m.experts_per_token},
-                            Positive{"expert_hidden", m.expert_hidden},
-                            Positive{"sequence_length", run.sequence_length},
-                            Positive{"microbatch_sequences", run.microbatch_sequences},
-                            Positive{"microbatches", run.microbatches},
-                            Positive{"world_size", run.world_size},
-                            Positive{"expert_parallel", run.expert_parallel}}) {
+  for (const Positive& p :
+       {Positive{"layers", m.layers}, Positive{"hidden", m.hidden}, Positive{"heads", m.heads},
+        Positive{"kv_heads", m.kv_heads}, Positive{"head_dim", m.head_dim},
+        Positive{"vocab", m.vocab}, Positive{"experts", m.experts},
+        Positive{"experts_per_token", m.experts_per_token},
+        Positive{"expert_hidden", m.expert_hidden},
+        Positive{"sequence_length", run.sequence_length},
+        Positive{"microbatch_sequences", run.microbatch_sequences},
+        Positive{"microbatches", run.microbatches}, Positive{"world_size", run.world_size},
+        Positive{"expert_parallel", run.expert_parallel}}) {
     if (p.value <= 0) {
       return InvalidArgumentError(StrCat(p.name, " is ", p.value, "; valid is 1 or more"));
     }
   }
   if (m.heads % m.kv_heads != 0) {
-    return InvalidArgumentError(StrCat("kv_heads is ", m.kv_heads, "; it must divide heads (",
-                                       m.heads, ")"));
+    return InvalidArgumentError(
+        StrCat("kv_heads is ", m.kv_heads, "; it must divide heads (", m.heads, ")"));
   }
   RETURN_IF_ERROR(CheckMultiple("head_dim", m.head_dim, 2, "rotary embedding"));
   // Rows of a payload are copied 16 bytes at a time.
@@ -91,8 +90,7 @@ absl::Status CheckModel(const ModelConfig& m, const RunConfig& run) {
                                        "; valid is 1 to ", m.experts, " (experts)"));
   }
   const RouterOptions& r = m.router;
-  if (r.n_group < 1 || m.experts % r.n_group != 0 || r.topk_group < 1 ||
-      r.topk_group > r.n_group ||
+  if (r.n_group < 1 || m.experts % r.n_group != 0 || r.topk_group < 1 || r.topk_group > r.n_group ||
       m.experts / r.n_group * r.topk_group < m.experts_per_token) {
     return InvalidArgumentError(
         StrCat("router groups: n_group ", r.n_group, ", topk_group ", r.topk_group, " of ",

@@ -19,8 +19,8 @@ absl::Status CheckPlan(const PrecisionPlan& plan, const ModelConfig& model, cons
 absl::Status CheckSite(const Recipe& recipe, const OpSite& site, const ModelConfig& model,
                        const RunConfig& run, const Backend& backend);
 
-// The plan without shadow recipes that could not run at their site: they are wishes for numbers, and
-// a number that cannot be had is no reason to refuse a plan.
+// The plan without shadow recipes that could not run at their site: they are wishes for numbers,
+// and a number that cannot be had is no reason to refuse a plan.
 PrecisionPlan WithValidShadows(PrecisionPlan plan, const ModelConfig& model, const RunConfig& run,
                                const Backend& backend);
 

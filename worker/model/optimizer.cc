@@ -25,23 +25,22 @@ void Optimizer::SetControl(float factor, bool skip) {
 
 void Optimizer::Apply(Parameters& parameters, double lr, std::int64_t t) {
   for (Parameter& p : parameters.all()) {
-    backend_.ops->adamw(backend_.context,
-                        {.n = p.count,
-                         .master = p.master,
-                         .grad = p.grad,
-                         .m = p.m,
-                         .v = p.v,
-                         .moment_dtype = parameters.moment_dtype(),
-                         .copy = p.copy,
-                         .copy_dtype = DType::kBF16,
-                         .lr = static_cast<float>(lr),
-                         .beta1 = options_.beta1,
-                         .beta2 = options_.beta2,
-                         .eps = options_.eps,
-                         .weight_decay = p.decay ? options_.weight_decay : 0.0f,
-                         .t = t,
-                         .grad_factor = grad_factor_,
-                         .skip = skip_});
+    backend_.ops->adamw(backend_.context, {.n = p.count,
+                                           .master = p.master,
+                                           .grad = p.grad,
+                                           .m = p.m,
+                                           .v = p.v,
+                                           .moment_dtype = parameters.moment_dtype(),
+                                           .copy = p.copy,
+                                           .copy_dtype = DType::kBF16,
+                                           .lr = static_cast<float>(lr),
+                                           .beta1 = options_.beta1,
+                                           .beta2 = options_.beta2,
+                                           .eps = options_.eps,
+                                           .weight_decay = p.decay ? options_.weight_decay : 0.0f,
+                                           .t = t,
+                                           .grad_factor = grad_factor_,
+                                           .skip = skip_});
   }
 }
 

@@ -118,9 +118,8 @@ ParameterCounts CountParameters(const ModelConfig& model) {
       n *= d;
     }
     counts.total += n;
-    counts.active += entry.region == ParameterRegion::kExpert
-                         ? n / model.experts * model.experts_per_token
-                         : n;
+    counts.active +=
+        entry.region == ParameterRegion::kExpert ? n / model.experts * model.experts_per_token : n;
   }
   return counts;
 }
@@ -132,7 +131,8 @@ absl::StatusOr<Parameters> Parameters::Create(const ModelConfig& model, const Ru
   p.backend_ = backend;
   p.moment_dtype_ = moment_dtype;
   const std::int64_t experts_per_rank = model.experts / std::max(run.expert_parallel, 1);
-  const std::int64_t expert_first = experts_per_rank * (run.rank % std::max(run.expert_parallel, 1));
+  const std::int64_t expert_first =
+      experts_per_rank * (run.rank % std::max(run.expert_parallel, 1));
   std::vector<bool> wants_copy;
   std::int64_t offset = 0;
   for (ParameterRegion region : {ParameterRegion::kDense, ParameterRegion::kExpert}) {
@@ -166,9 +166,10 @@ absl::StatusOr<Parameters> Parameters::Create(const ModelConfig& model, const Ru
   p.v_ = arena.TakeBytes(offset * moment_bytes);
   auto* copy = run.fp32 ? nullptr : arena.Take<std::uint16_t>(offset);
   if (arena.failed()) {
-    return ResourceExhaustedError(
-        StrCat("parameters need ", HumanBytes(static_cast<double>(offset * (8 + 2 * moment_bytes + 2))),
-               " on this rank; the device refused ", HumanBytes(static_cast<double>(arena.failed_bytes()))));
+    return ResourceExhaustedError(StrCat(
+        "parameters need ", HumanBytes(static_cast<double>(offset * (8 + 2 * moment_bytes + 2))),
+        " on this rank; the device refused ",
+        HumanBytes(static_cast<double>(arena.failed_bytes()))));
   }
   for (std::size_t i = 0; i < p.all_.size(); ++i) {
     Parameter& parameter = p.all_[i];
@@ -231,8 +232,10 @@ void Parameters::RefreshCopies() {
     }
     backend_.ops->cast(
         backend_.context,
-        {.src = {.data = parameter.master, .dtype = DType::kF32, .rows = 1, .cols = parameter.count},
-         .dst = {.data = parameter.copy, .dtype = DType::kBF16, .rows = 1, .cols = parameter.count}});
+        {.src =
+             {.data = parameter.master, .dtype = DType::kF32, .rows = 1, .cols = parameter.count},
+         .dst = {
+             .data = parameter.copy, .dtype = DType::kBF16, .rows = 1, .cols = parameter.count}});
   }
 }
 

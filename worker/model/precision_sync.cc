@@ -14,8 +14,7 @@ bool IsDelayed(const PrecisionPlan& plan, const OpSite& site) {
 }
 
 std::string NameOf(const TensorSite& s) {
-  std::string name =
-      StrCat("precision.", s.site.layer, ".", Name(s.site.op), ".", Name(s.tensor));
+  std::string name = StrCat("precision.", s.site.layer, ".", Name(s.site.op), ".", Name(s.tensor));
   if (s.expert >= 0) {
     StrAppend(&name, ".", s.expert);
   }
@@ -39,9 +38,10 @@ absl::Status PushAmax(TensorStates& states, const PrecisionPlan& plan, Exchange&
       const StatSlot& slot = states.host_stats()[static_cast<std::size_t>(i)];
       amax.push_back(slot.nonfinite > 0 ? std::numeric_limits<float>::infinity() : slot.amax);
     }
-    RETURN_IF_ERROR(Annotate(group.AllReduceHost(amax.data(), static_cast<std::int64_t>(amax.size()),
-                                                 DType::kF32, ReduceOp::kMax),
-                             "reducing amax"));
+    RETURN_IF_ERROR(
+        Annotate(group.AllReduceHost(amax.data(), static_cast<std::int64_t>(amax.size()),
+                                     DType::kF32, ReduceOp::kMax),
+                 "reducing amax"));
     for (std::size_t i = 0; i < indices.size(); ++i) {
       states.delayed(indices[i]).Push(amax[i], kStaleAfterDefault);
     }

@@ -13,9 +13,9 @@
 
 namespace octavo {
 
-// After an applied step: amax of every delayed site, from the pass's statistics (which see every cast
-// of every microbatch), reduced by maximum over the ranks that hold the tensor; a tensor with a
-// non-finite element counts as +∞. Two packed reductions, none when the plan has no delayed site.
+// After an applied step: amax of every delayed site, from the pass's statistics (which see every
+// cast of every microbatch), reduced by maximum over the ranks that hold the tensor; a tensor with
+// a non-finite element counts as +∞. Two packed reductions, none when the plan has no delayed site.
 absl::Status PushAmax(TensorStates& states, const PrecisionPlan& plan, Exchange& world,
                       Exchange& expert_data);
 

@@ -171,6 +171,12 @@ class Transformer {
   absl::Status ImportState(std::span<const StateTensor> state);
 
   ModelMemory memory() const;
+  // Host seconds in forward and backward of training microbatches since creation; with a GPU they
+  // are the seconds of enqueueing and of waits for the all-to-all's counts.
+  struct PhaseSeconds {
+    double forward = 0, backward = 0;
+  };
+  PhaseSeconds phase_seconds() const;
 
  private:
   explicit Transformer(std::unique_ptr<TransformerImpl> impl);

@@ -1,5 +1,5 @@
-// RowGroups of dense tensors: one group that owns all rows. Built while the model is created, looked
-// up in a step.
+// RowGroups of dense tensors: one group that owns all rows. Built while the model is created,
+// looked up in a step.
 #pragma once
 
 #include <cstdint>

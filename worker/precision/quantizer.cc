@@ -25,12 +25,11 @@ const float* QuantScales(const Backend& backend, TensorStates& states,
                                       .groups = request.groups,
                                       .amax = amax,
                                       .has_nonfinite = nullptr});
-  backend.ops->scale_from_amax(backend.context,
-                               {.amax = amax,
-                                .n = count,
-                                .rule = request.rule,
-                                .quant_scale = quant_scale,
-                                .dequant_scale = states.scratch_dequant_scale()});
+  backend.ops->scale_from_amax(backend.context, {.amax = amax,
+                                                 .n = count,
+                                                 .rule = request.rule,
+                                                 .quant_scale = quant_scale,
+                                                 .dequant_scale = states.scratch_dequant_scale()});
   for (std::int32_t g = 0; primed > 0 && g < count; ++g) {
     if (states.delayed(request.state_index + g).primed()) {
       backend.ops->copy(backend.context, {.dst = quant_scale + g,

@@ -12,13 +12,13 @@ namespace octavo {
 struct QuantizeRequest {
   const Recipe& recipe;
   QuantizeRule rule;
-  const void* x;          // [P, cols]
+  const void* x;  // [P, cols]
   DType x_dtype;
   std::int64_t cols;
   RowGroups groups;
   std::int32_t state_index;  // of group 0's site, for delayed scaling
-  QTensor row, col;       // either may be absent
-  StatSlot* stats;        // [groups] or null
+  QTensor row, col;          // either may be absent
+  StatSlot* stats;           // [groups] or null
 };
 
 // Per-tensor kinds: Q from the delayed window, or from the amax of x (current scaling, priming) by

@@ -43,11 +43,11 @@ class ShadowStates {
   struct Entry {
     OpSite site;
     Tensor tensor;
-    Recipe recipe;           // as the plan names it
-    Recipe cast;             // delayed scaling is measured with current scaling: it has no window here
+    Recipe recipe;  // as the plan names it
+    Recipe cast;    // delayed scaling is measured with current scaling: it has no window here
     std::int32_t groups;
-    StatSlot* slots;         // [groups] device
-    SqnrSlot* energy;        // device
+    StatSlot* slots;   // [groups] device
+    SqnrSlot* energy;  // device
   };
   // Entries of a tensor; empty when nothing is to be measured.
   std::span<const Entry> Find(const OpSite& site, Tensor tensor) const;

@@ -79,8 +79,8 @@ void TensorStates::Add(const OpSite& site, Tensor tensor, std::int32_t experts,
 
 std::int32_t TensorStates::Index(const OpSite& site, Tensor tensor) const {
   const std::int32_t index = first_index_[Key(site, tensor)];
-  OCTAVO_CHECK(index >= 0, "layer %d has no %s/%s", site.layer,
-               std::string(Name(site.op)).c_str(), std::string(Name(tensor)).c_str());
+  OCTAVO_CHECK(index >= 0, "layer %d has no %s/%s", site.layer, std::string(Name(site.op)).c_str(),
+               std::string(Name(tensor)).c_str());
   return index;
 }
 
@@ -108,12 +108,11 @@ void TensorStates::FetchStats(bool energies) {
                       .bytes = static_cast<std::int64_t>(sites_.size() * sizeof(StatSlot)),
                       .kind = CopyKind::kToHost});
   if (energies) {
-    backend_.ops->copy(
-        backend_.context,
-        {.dst = pinned_energies_,
-         .src = device_energies_,
-         .bytes = static_cast<std::int64_t>(energy_sites_.size() * sizeof(SqnrSlot)),
-         .kind = CopyKind::kToHost});
+    backend_.ops->copy(backend_.context,
+                       {.dst = pinned_energies_,
+                        .src = device_energies_,
+                        .bytes = static_cast<std::int64_t>(energy_sites_.size() * sizeof(SqnrSlot)),
+                        .kind = CopyKind::kToHost});
   }
 }
 

@@ -22,7 +22,7 @@ inline QuantizeRule ActivationRule(const Recipe& recipe, Tensor tensor) {
   rule.pow2 = recipe.pow2_scales;
   rule.margin = recipe.margin;
   rule.min_dequant_scale = recipe.min_dequant_scale;
-  rule.tiling = recipe.is_per_tensor()                 ? Tiling::kTensor
+  rule.tiling = recipe.is_per_tensor()              ? Tiling::kTensor
                 : recipe.kind == RecipeKind::kMxfp8 ? Tiling::kRow32
                                                     : Tiling::kRow128;
   return rule;

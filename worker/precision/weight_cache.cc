@@ -109,8 +109,8 @@ void WeightCache::Cast(Entry& entry, const Recipe& recipe, StatSlot* stats, Sqnr
   }
 }
 
-// Column-wise copies of several groups are one [k, n] matrix each, which the kernels' grouped column
-// form ([k, Σn]) is not; so each group is a dense tensor of its own.
+// Column-wise copies of several groups are one [k, n] matrix each, which the kernels' grouped
+// column form ([k, Σn]) is not; so each group is a dense tensor of its own.
 void WeightCache::CastPerGroup(Entry& entry, const Recipe& recipe, StatSlot* stats) {
   const WeightSource& w = entry.source;
   const std::int32_t base = states_->Index(w.site, Tensor::kWeight);
@@ -145,9 +145,10 @@ void WeightCache::AddEnergies(const Entry& entry, SqnrSlot* energy) {
     QTensor one = entry.copies.row;
     one.rows = w.n;
     one.q += g * w.n * w.k;
-    one.dequant_scale += one.tiling == Tiling::kTensor     ? g
-                         : one.tiling == Tiling::kBlock128 ? g * (w.n / kTile) * one.scale_row_stride
-                                                           : g * w.n * one.scale_row_stride;
+    one.dequant_scale += one.tiling == Tiling::kTensor ? g
+                         : one.tiling == Tiling::kBlock128
+                             ? g * (w.n / kTile) * one.scale_row_stride
+                             : g * w.n * one.scale_row_stride;
     backend_.ops->sqnr(backend_.context, {.x = w.master + g * w.n * w.k,
                                           .x_dtype = DType::kF32,
                                           .cols = w.k,

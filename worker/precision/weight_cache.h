@@ -30,7 +30,8 @@ struct WeightCopies {
 class WeightCache {
  public:
   // mx: copies of mxfp8 need four times the scales; taken only when the job allows emulation.
-  WeightCache(const Backend& backend, TensorStates* states, DenseGroups* dense, bool mx, Arena& arena);
+  WeightCache(const Backend& backend, TensorStates* states, DenseGroups* dense, bool mx,
+              Arena& arena);
 
   // Reserves memory; returns the handle. During creation only.
   std::int32_t Add(const WeightSource& source);

@@ -28,11 +28,8 @@ TEST(RoundPlan, EveryRowTravelsOnceAndArrivesInItsPlace) {
     }
     const std::int64_t capacity = 1 + static_cast<std::int64_t>(random() % 300);
     const auto input = [&](int rank) {
-      return RoundPlanInput{.counts = counts,
-                            .ranks = ranks,
-                            .experts = experts,
-                            .rank = rank,
-                            .capacity = capacity};
+      return RoundPlanInput{
+          .counts = counts, .ranks = ranks, .experts = experts, .rank = rank, .capacity = capacity};
     };
     const int rounds = CountRounds(input(0));
     // Send order of each source: (expert, position).
@@ -74,9 +71,8 @@ TEST(RoundPlan, EveryRowTravelsOnceAndArrivesInItsPlace) {
         for (int l = 0; l < local; ++l) {
           const auto g = static_cast<std::size_t>(l);
           EXPECT_EQ(plan.group_begin[g] % kRowAlign, 0);
-          std::vector<Row> group(
-              padded.begin() + plan.group_begin[g],
-              padded.begin() + plan.group_begin[g] + plan.group_rows[g]);
+          std::vector<Row> group(padded.begin() + plan.group_begin[g],
+                                 padded.begin() + plan.group_begin[g] + plan.group_rows[g]);
           // Only this expert's rows, by (source, position).
           EXPECT_TRUE(std::is_sorted(group.begin(), group.end()));
           for (const Row& row : group) {

@@ -1,4 +1,5 @@
-// Gradients of every parameter of every kind of layer against central differences of the loss, FP32.
+// Gradients of every parameter of every kind of layer against central differences of the loss,
+// FP32.
 #include "tests/unit/worker/model/model_harness.h"
 
 namespace octavo::testing {

@@ -49,10 +49,10 @@ inline PrecisionPlan Uniform(const ModelConfig& model, RecipeKind kind) {
   return BuildPlan(model.layers, DefaultRecipe(kind), 0, {});
 }
 
-// Tokens of global sequence `index` of step `step`: the same however sequences are spread over ranks.
-// A noisy walk that a model can learn.
-inline std::vector<std::int32_t> Sequence(std::int64_t vocab, std::int64_t length, std::int64_t step,
-                                          std::int64_t index) {
+// Tokens of global sequence `index` of step `step`: the same however sequences are spread over
+// ranks. A noisy walk that a model can learn.
+inline std::vector<std::int32_t> Sequence(std::int64_t vocab, std::int64_t length,
+                                          std::int64_t step, std::int64_t index) {
   std::mt19937 random(static_cast<unsigned>(step * 1009 + index * 7919 + 3));
   std::vector<std::int32_t> tokens;
   auto state = static_cast<std::int64_t>(random() % static_cast<unsigned>(vocab));
@@ -64,7 +64,7 @@ inline std::vector<std::int32_t> Sequence(std::int64_t vocab, std::int64_t lengt
 }
 
 struct StepOutcome {
-  double loss = 0;       // mean token loss of the step
+  double loss = 0;  // mean token loss of the step
   double aux = 0, z = 0;
   double grad_norm = 0;
 };
@@ -103,15 +103,16 @@ class ModelRank {
   Transformer& model() { return *model_; }
   bool ok() const { return model_ != nullptr; }
 
-  // Microbatches of the step: sequences [first, first + microbatch_sequences) of global order, where
-  // ranks take contiguous blocks of each microbatch.
+  // Microbatches of the step: sequences [first, first + microbatch_sequences) of global order,
+  // where ranks take contiguous blocks of each microbatch.
   absl::Status RunMicrobatches(std::int64_t step) {
     const std::int64_t tokens = run_.tokens();
     for (std::int32_t m = 0; m < run_.microbatches; ++m) {
       std::vector<std::int32_t> input, target;
       for (std::int32_t s = 0; s < run_.microbatch_sequences; ++s) {
-        const std::int64_t index =
-            (static_cast<std::int64_t>(m) * run_.world_size + run_.rank) * run_.microbatch_sequences + s;
+        const std::int64_t index = (static_cast<std::int64_t>(m) * run_.world_size + run_.rank) *
+                                       run_.microbatch_sequences +
+                                   s;
         const auto sequence = Sequence(model_config_.vocab, run_.sequence_length, step, index);
         input.insert(input.end(), sequence.begin(), sequence.end() - 1);
         target.insert(target.end(), sequence.begin() + 1, sequence.end());

@@ -40,7 +40,7 @@ std::string Form(const GemmOperand& operand, std::int64_t rows) {
       all_pow2 &= Pow2(q.dequant_scale[r / step * q.scale_row_stride + t * q.scale_tile_stride]);
     }
   }
-  const char* tiling = q.tiling == Tiling::kRow128    ? "row128"
+  const char* tiling = q.tiling == Tiling::kRow128     ? "row128"
                        : q.tiling == Tiling::kBlock128 ? "block128"
                                                        : "row32";
   return StrCat(format, tiling, all_pow2 ? " pow2" : " fp32");
@@ -51,7 +51,7 @@ const Ops* RecordingOps(const Backend& backend) {
   static Ops table = [](Ops ops) {
     ops.grouped_gemm = [](OpsContext* c, const GroupedGemmArgs& a) {
       // Dimensions tell the product: fc1 is [512, 128], fc2 [128, 256].
-      const char* name = a.n == 2 * kFfn ? "fc1 fprop"
+      const char* name = a.n == 2 * kFfn   ? "fc1 fprop"
                          : a.k == 2 * kFfn ? "fc1 dgrad"
                          : a.n == kHidden  ? "fc2 fprop"
                                            : "fc2 dgrad";
@@ -61,7 +61,7 @@ const Ops* RecordingOps(const Backend& backend) {
     };
     ops.grouped_wgrad = [](OpsContext* c, const GroupedWgradArgs& a) {
       (*seen)[a.m == 2 * kFfn ? "fc1 wgrad" : "fc2 wgrad"].forms.insert(Form(a.a, a.m) + " × " +
-                                                                         Form(a.b, a.n));
+                                                                        Form(a.b, a.n));
       inner->grouped_wgrad(c, a);
     };
     return ops;
@@ -108,8 +108,8 @@ TEST(Operands, HighPrecision) {
 
 TEST(Operands, PerTensorKindsAreHybridPerExpert) {
   for (RecipeKind kind : {RecipeKind::kFp8Delayed, RecipeKind::kFp8Current}) {
-    Expect(DefaultRecipe(kind), "E4M3 tensor × E4M3 tensor",
-           "E5M2 tensor × E4M3 tensor", "E5M2 tensor × E4M3 tensor");
+    Expect(DefaultRecipe(kind), "E4M3 tensor × E4M3 tensor", "E5M2 tensor × E4M3 tensor",
+           "E5M2 tensor × E4M3 tensor");
     Recipe e4m3 = DefaultRecipe(kind);
     e4m3.format = Fp8Format::kE4M3;
     Expect(e4m3, "E4M3 tensor × E4M3 tensor", "E4M3 tensor × E4M3 tensor",

@@ -84,8 +84,8 @@ TEST(ExecutionOrder, PositionsRoundTripAndForwardComesFirst) {
 }
 
 TEST(LrSchedule, WarmsUpAndDecays) {
-  LrSchedule s{.decay = LrDecay::kCosine, .peak = 1, .final = 0.1, .warmup_steps = 10,
-               .total_steps = 110};
+  LrSchedule s{
+      .decay = LrDecay::kCosine, .peak = 1, .final = 0.1, .warmup_steps = 10, .total_steps = 110};
   EXPECT_DOUBLE_EQ(LearningRate(s, 0), 0.1);
   EXPECT_DOUBLE_EQ(LearningRate(s, 9), 1.0);
   EXPECT_DOUBLE_EQ(LearningRate(s, 10), 1.0);
@@ -119,9 +119,10 @@ TEST(ModelCheck, NamesDimensionValueAndValidOnes) {
   };
   ModelConfig model = SmallModel();
   model.hidden = 192;
-  EXPECT_EQ(message(model, SmallRun(false), RecipeKind::kFp8Flow),
-            "layer 0, attn_qkv: hidden is 192; recipe fp8_flow needs a multiple of 128, for example "
-            "128 or 256");
+  EXPECT_EQ(
+      message(model, SmallRun(false), RecipeKind::kFp8Flow),
+      "layer 0, attn_qkv: hidden is 192; recipe fp8_flow needs a multiple of 128, for example "
+      "128 or 256");
   model = SmallModel();
   model.kv_heads = 3;
   EXPECT_NE(message(model, SmallRun(false), RecipeKind::kBf16).find("kv_heads is 3"),

@@ -11,8 +11,8 @@ namespace {
 
 // One rank alone, driven step by step.
 struct Solo {
-  explicit Solo(const ModelConfig& model, const PrecisionPlan& plan, RunConfig run = SmallRun(false),
-                bool count = false)
+  explicit Solo(const ModelConfig& model, const PrecisionPlan& plan,
+                RunConfig run = SmallRun(false), bool count = false)
       : ranks(InprocRanks::Make(1, 1)),
         backend(CreateCpuBackend()),
         rank(model, run, plan, &ranks.ranks[0], count ? CountingOps(backend) : nullptr) {}
@@ -42,8 +42,8 @@ const StatSlot& Slot(Transformer& model, const OpSite& site, Tensor tensor, std:
 
 TEST(Precision, AStepAllocatesNothing) {
   const ModelConfig model = SmallModel();
-  for (RecipeKind kind : {RecipeKind::kBf16, RecipeKind::kFp8Flow, RecipeKind::kFp8Delayed,
-                          RecipeKind::kMxfp8}) {
+  for (RecipeKind kind :
+       {RecipeKind::kBf16, RecipeKind::kFp8Flow, RecipeKind::kFp8Delayed, RecipeKind::kMxfp8}) {
     Solo solo(model, Uniform(model, kind), SmallRun(false), true);
     EXPECT_GT(op_counts.allocate, 0);
     op_counts = OpCounts{};
@@ -119,8 +119,8 @@ TEST(Precision, DispatchAndExpertsMayDiffer) {
   ModelConfig model = SmallModel();
   model.layers = 1;
   const double reference = Solo(model, Uniform(model, RecipeKind::kBf16)).Loss(0);
-  for (RecipeKind dispatch : {RecipeKind::kBf16, RecipeKind::kFp8Blockwise, RecipeKind::kFp8Flow,
-                              RecipeKind::kMxfp8}) {
+  for (RecipeKind dispatch :
+       {RecipeKind::kBf16, RecipeKind::kFp8Blockwise, RecipeKind::kFp8Flow, RecipeKind::kMxfp8}) {
     for (RecipeKind fc1 : {RecipeKind::kBf16, RecipeKind::kFp8Delayed, RecipeKind::kFp8Current,
                            RecipeKind::kFp8Blockwise, RecipeKind::kFp8Flow, RecipeKind::kMxfp8}) {
       for (RecipeKind fc2 : {RecipeKind::kBf16, RecipeKind::kFp8Flow, RecipeKind::kFp8Current}) {
@@ -140,8 +140,8 @@ TEST(Precision, DispatchAndExpertsMayDiffer) {
           ApplyOverride(plan, {0, 0, {Op::kFc2}, r2});
           ApplyOverride(plan, {0, 0, {Op::kDispatch}, DefaultRecipe(dispatch)});
           Solo solo(model, plan);
-          const std::string what = std::string(Name(dispatch)) + " → " + DebugString(r1) + ", " +
-                                   DebugString(r2);
+          const std::string what =
+              std::string(Name(dispatch)) + " → " + DebugString(r1) + ", " + DebugString(r2);
           EXPECT_NEAR(solo.Loss(0), reference, 0.05) << what;
           EXPECT_LT(solo.Loss(0), reference) << what;  // the same batch after one update
         }
@@ -304,7 +304,8 @@ TEST(Precision, StatisticsCountEveryCastOnce) {
   const std::uint64_t tokens = 64 * 2;
   for (std::int32_t layer : {0, 1}) {
     // Recompute casts again and does not count again.
-    EXPECT_EQ(Slot(solo.model(), {layer, Op::kDispatch}, Tensor::kInput, -1).elements, tokens * 128);
+    EXPECT_EQ(Slot(solo.model(), {layer, Op::kDispatch}, Tensor::kInput, -1).elements,
+              tokens * 128);
     EXPECT_EQ(Slot(solo.model(), {layer, Op::kDispatch}, Tensor::kGrad, -1).elements, tokens * 128);
     EXPECT_EQ(Slot(solo.model(), {layer, Op::kAttnQkv}, Tensor::kInput, -1).elements, tokens * 128);
     EXPECT_EQ(Slot(solo.model(), {layer, Op::kAttnQkv}, Tensor::kGrad, -1).elements, tokens * 256);
@@ -329,9 +330,9 @@ TEST(Precision, StatisticsCountEveryCastOnce) {
     EXPECT_LT(decibel, 45) << Name(site.site.op) << " " << Name(site.tensor);
     measured.insert(std::string(Name(site.site.op)) + "/" + std::string(Name(site.tensor)));
   }
-  for (const char* name : {"attn_qkv/input", "attn_qkv/weight", "attn_qkv/grad", "attn_out/input",
-                           "dispatch/input", "dispatch/grad", "fc1/weight", "fc1/grad", "fc2/input",
-                           "fc2/weight"}) {
+  for (const char* name :
+       {"attn_qkv/input", "attn_qkv/weight", "attn_qkv/grad", "attn_out/input", "dispatch/input",
+        "dispatch/grad", "fc1/weight", "fc1/grad", "fc2/input", "fc2/weight"}) {
     EXPECT_TRUE(measured.contains(name)) << name;
   }
 }
@@ -342,7 +343,8 @@ TEST(Precision, ExecutedFlopsShareFollowsThePlan) {
   Solo solo(model, BuildPlan(4, DefaultRecipe(RecipeKind::kFp8Flow), 1, {}));
   solo.Loss(0);
   const ExecutedCounters& executed = solo.model().executed();
-  const double fp8 = executed.flops(FlopPrecision::kFp8), bf16 = executed.flops(FlopPrecision::kBf16);
+  const double fp8 = executed.flops(FlopPrecision::kFp8),
+               bf16 = executed.flops(FlopPrecision::kBf16);
   // Half of the layers; the head's share (128·64 of about 4·(128·256+128·128+2·3·128·128) weights)
   // is BF16, the router's FP32.
   EXPECT_GT(fp8 / (fp8 + bf16), 0.40);
@@ -424,8 +426,8 @@ TEST(Precision, ShadowsMeasureWhatTheOtherRecipeWouldSeeAndChangeNothing) {
   // per-tensor payload is refused).
   ASSERT_EQ(solo.model().shadows().size(), 4u * 3u * 2u + 2u);
   for (const ShadowResult& shadow : solo.model().shadows()) {
-    const std::string what = StrCat(Name(shadow.site.op), "/", Name(shadow.tensor), " by ",
-                                    DebugString(shadow.recipe));
+    const std::string what =
+        StrCat(Name(shadow.site.op), "/", Name(shadow.tensor), " by ", DebugString(shadow.recipe));
     EXPECT_EQ(shadow.site.layer, 1);
     EXPECT_GT(shadow.stats.elements, 0u) << what;
     EXPECT_GT(shadow.stats.amax, 0) << what;
@@ -468,8 +470,8 @@ TEST(Precision, DoubleQuantisationHasNoErrorWithPowerOfTwoScales) {
     return -1.0;
   };
   EXPECT_GT(noise(false), 1e-5);  // a second rounding error of FP8's size
-  // In the normal range it vanishes; values that a larger neighbour pushed into the subnormals of the
-  // column's scale round once more, which is all that is left.
+  // In the normal range it vanishes; values that a larger neighbour pushed into the subnormals of
+  // the column's scale round once more, which is all that is left.
   EXPECT_LT(noise(true), 1e-6);
 }
 

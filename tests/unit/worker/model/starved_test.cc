@@ -23,7 +23,8 @@ TEST(Starved, ZeroTokenRanksAndExpertsRunAThousandSteps) {
       RunConfig mine = run;
       mine.rank = r;
       ModelRank rank(model, mine, Uniform(model, kind), &ranks.ranks[static_cast<std::size_t>(r)]);
-      // Zero router weights tie all scores, and ties go to expert 0; without a learning rate they stay.
+      // Zero router weights tie all scores, and ties go to expert 0; without a learning rate they
+      // stay.
       Parameter& router = rank.model().parameters().At("layers.0.router.weight");
       std::fill_n(router.master, router.count, 0.0f);
       double first = 0;

@@ -88,9 +88,9 @@ TEST(Training, RecomputeIsBitwiseTheSame) {
   ModelConfig model = SmallModel();
   model.shared_experts = 1;
   model.shared_expert_hidden = 128;
-  for (RecipeKind kind : {RecipeKind::kFp32, RecipeKind::kBf16, RecipeKind::kFp8Flow,
-                          RecipeKind::kFp8Delayed, RecipeKind::kFp8Current,
-                          RecipeKind::kFp8Blockwise, RecipeKind::kMxfp8}) {
+  for (RecipeKind kind :
+       {RecipeKind::kFp32, RecipeKind::kBf16, RecipeKind::kFp8Flow, RecipeKind::kFp8Delayed,
+        RecipeKind::kFp8Current, RecipeKind::kFp8Blockwise, RecipeKind::kMxfp8}) {
     RunConfig run = Spread(2, 2, kind == RecipeKind::kFp32);
     const auto kept = Train(model, run, Uniform(model, kind), 3);
     run.recompute = {true, true};

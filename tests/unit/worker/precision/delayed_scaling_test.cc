@@ -54,8 +54,8 @@ TEST(DelayedScaling, LargerMarginMeansMoreHeadroom) {
 TEST(DelayedScaling, ZeroAndNonFiniteAmaxPushNothingAndAge) {
   DelayedScaling w = Window(4);
   w.Push(2.0f, kStale);
-  for (float bad : {0.0f, std::numeric_limits<float>::infinity(),
-                    std::numeric_limits<float>::quiet_NaN()}) {
+  for (float bad :
+       {0.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     w.Push(bad, kStale);
     EXPECT_EQ(w.quant_scale(), 224.0f);
   }
@@ -107,9 +107,12 @@ TEST(DelayedScaling, StateRoundTripsAndRubbishIsRefused) {
   EXPECT_EQ(copy.Export(), w.Export());
   EXPECT_EQ(copy.age(), 1);
   EXPECT_EQ(copy.quant_scale(), w.quant_scale());
-  for (const std::vector<float>& bad :
-       {std::vector<float>{}, {1.0f}, {0.0f, 0.0f}, {1.0f, -1.0f},
-        {1.0f, 0.0f, std::numeric_limits<float>::quiet_NaN()}, {1.0f, 0.0f, -2.0f}}) {
+  for (const std::vector<float>& bad : {std::vector<float>{},
+                                        {1.0f},
+                                        {0.0f, 0.0f},
+                                        {1.0f, -1.0f},
+                                        {1.0f, 0.0f, std::numeric_limits<float>::quiet_NaN()},
+                                        {1.0f, 0.0f, -2.0f}}) {
     EXPECT_FALSE(copy.Import(bad)) << bad.size();
   }
   EXPECT_EQ(copy.Export(), w.Export());
