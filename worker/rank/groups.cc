@@ -8,6 +8,7 @@
 #include "worker/comm/gloo.h"
 #include "worker/comm/self.h"
 #include "worker/rank/failure.h"
+#include "worker/rank/timed_communicator.h"
 
 namespace octavo {
 namespace {
@@ -122,8 +123,10 @@ absl::StatusOr<std::unique_ptr<RankGroups>> RankGroups::Create(const GroupOption
       return WithFailure(Annotate(comm.status(), StrCat("rank ", run.rank, " meeting its group")),
                          FailureClass::kGangTimeout);
     }
-    made.emplace_back(&plan.members, comm->get());
-    groups->owned_.push_back(*std::move(comm));
+    groups->owned_.push_back(nccl ? *std::move(comm)
+                                  : std::make_unique<TimedCommunicator>(
+                                        *std::move(comm), groups->all_to_all_seconds_.get()));
+    made.emplace_back(&plan.members, groups->owned_.back().get());
     return made.back().second;
   };
   ASSIGN_OR_RETURN(groups->comms_.world, create(plans.world));

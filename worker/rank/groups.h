@@ -46,12 +46,17 @@ class RankGroups {
 
   ModelComms comms() const { return comms_; }
   const std::string& transport() const { return transport_; }  // "self", "gloo", "nccl"
+  // Seconds that this rank has spent in all-to-alls; null with NCCL, whose calls only enqueue.
+  const double* all_to_all_seconds() const {
+    return transport_ == "nccl" ? nullptr : all_to_all_seconds_.get();
+  }
   void Abort();
 
  private:
   std::vector<std::unique_ptr<Communicator>> owned_;
   ModelComms comms_;
   std::string transport_;
+  std::unique_ptr<double> all_to_all_seconds_ = std::make_unique<double>(0);
 };
 
 }  // namespace octavo

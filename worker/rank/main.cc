@@ -109,6 +109,7 @@ absl::StatusOr<TrainingOutcome> Train(WorkerSession& session, Terminator& termin
                                                .plan = plan,
                                                .backend = (*backend)->backend(),
                                                .comms = groups->comms(),
+                                               .all_to_all_seconds = groups->all_to_all_seconds(),
                                                .host = &session,
                                                .fs = &PosixFileSystem::Get(),
                                                .blas_core = BlasCoreType()});

@@ -84,8 +84,12 @@ iv1::TensorStats MakeTensorStats(const TensorSite& site, const std::vector<std::
   return out;
 }
 
-Reporter::Reporter(TrainingHost& host, std::vector<const Communicator*> comms, std::int32_t rank)
-    : host_(host), comms_(std::move(comms)), rank_(rank) {}
+Reporter::Reporter(TrainingHost& host, std::vector<const Communicator*> comms, std::int32_t rank,
+                   std::function<double()> all_to_all_seconds)
+    : host_(host),
+      comms_(std::move(comms)),
+      rank_(rank),
+      all_to_all_seconds_(std::move(all_to_all_seconds)) {}
 
 bool Reporter::Send(iv1::RankToWorker message) {
   const bool sent = host_.TryReport(std::move(message));
@@ -140,6 +144,15 @@ void Reporter::AddSample(const Transformer& model) {
     energies_[i].signal += energies[i].signal;
     energies_[i].noise += energies[i].noise;
   }
+  for (const ShadowResult& shadow : model.shadows()) {
+    const auto key = std::tuple(shadow.site, shadow.tensor, DebugString(shadow.recipe));
+    const auto [at, fresh] = shadows_.emplace(key, shadow);
+    if (!fresh) {
+      MergeSlot(shadow.stats, &at->second.stats);
+      at->second.energy.signal += shadow.energy.signal;
+      at->second.energy.noise += shadow.energy.noise;
+    }
+  }
 }
 
 void Reporter::Snapshot(const Transformer& model, const Interval& interval) {
@@ -175,6 +188,7 @@ void Reporter::Snapshot(const Transformer& model, const Interval& interval) {
   }
   slots_.assign(slots_.size(), StatSlot{});
   energies_.assign(energies_.size(), SqnrSlot{});
+  shadows_.clear();
   passes_ = 0;
 }
 
@@ -207,6 +221,19 @@ void Reporter::FillTensors(const Transformer& model, iv1::TelemetrySnapshot* sna
       *snapshot->add_tensors() = std::move(stats);
     }
     begin = end;
+  }
+  for (const auto& [id, shadow] : shadows_) {
+    if (shadow.stats.elements == 0) {
+      continue;
+    }
+    iv1::TensorStats stats =
+        MakeTensorStats({.site = shadow.site, .tensor = shadow.tensor}, {-1}, {shadow.stats});
+    stats.set_signal_energy(shadow.energy.signal);
+    stats.set_noise_energy(shadow.energy.noise);
+    stats.set_shadow(true);
+    stats.set_shadow_recipe(std::string(Name(shadow.recipe.kind)));
+    stats.set_e5m2(shadow.tensor == Tensor::kGrad && shadow.recipe.gradient_is_e5m2());
+    *snapshot->add_tensors() = std::move(stats);
   }
 }
 
@@ -259,6 +286,10 @@ void Reporter::FillTraffic(iv1::TelemetrySnapshot* snapshot) {
   }
   snapshot->set_all_to_all_bytes(all_to_all - all_to_all_before_);
   snapshot->set_all_reduce_bytes(all_reduce - all_reduce_before_);
+  if (all_to_all_seconds_) {
+    const double seconds = all_to_all_seconds_();
+    snapshot->set_all_to_all_seconds(seconds - std::exchange(all_to_all_seconds_before_, seconds));
+  }
   all_to_all_before_ = all_to_all;
   all_reduce_before_ = all_reduce;
 }

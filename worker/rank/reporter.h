@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <tuple>
@@ -33,8 +34,10 @@ iv1::TensorStats MakeTensorStats(const TensorSite& site, const std::vector<std::
 // Not thread-safe.
 class Reporter {
  public:
-  // `comms`: each communicator of this rank once.
-  Reporter(TrainingHost& host, std::vector<const Communicator*> comms, std::int32_t rank);
+  // `comms`: each communicator of this rank once. `all_to_all_seconds`: time spent in all-to-alls
+  // since the start, where it is measured; may be empty.
+  Reporter(TrainingHost& host, std::vector<const Communicator*> comms, std::int32_t rank,
+           std::function<double()> all_to_all_seconds);
 
   // Statistics of the pass that has just finished. Of a pass that was rolled back only the
   // non-finite counts stay.
@@ -66,12 +69,16 @@ class Reporter {
   TrainingHost& host_;
   const std::vector<const Communicator*> comms_;
   const std::int32_t rank_;
+  const std::function<double()> all_to_all_seconds_;
   std::vector<StatSlot> slots_;     // [stat_sites] of the interval
   std::vector<SqnrSlot> energies_;  // [sqnr_sites]
-  std::int64_t passes_ = 0;         // in the interval
+  // What shadow recipes would have done, of the interval, by site, tensor and recipe.
+  std::map<std::tuple<OpSite, Tensor, std::string>, ShadowResult> shadows_;
+  std::int64_t passes_ = 0;  // in the interval
   // Monotonic counters as of the last snapshot.
   std::map<std::tuple<std::int32_t, int, std::string, std::string, std::string>, std::int64_t>
       executed_before_;
+  double all_to_all_seconds_before_ = 0;
   double flops_before_[kFlopPrecisionCount] = {};
   std::int64_t all_to_all_before_ = 0, all_reduce_before_ = 0;
   std::int64_t multi_round_before_ = 0;

@@ -108,9 +108,9 @@ absl::Status LoadWeights(const CheckpointReader& reader, Transformer& model, con
     }
     StateTensor t{.name = name.substr(std::strlen(kStatePrefix))};
     t.values.resize(static_cast<std::size_t>(reader.Find(name)->bytes) / sizeof(float));
-    RETURN_IF_ERROR(reader.Read(name, DType::kF32,
-                                {reinterpret_cast<char*>(t.values.data()),
-                                 t.values.size() * sizeof(float)}));
+    RETURN_IF_ERROR(
+        reader.Read(name, DType::kF32,
+                    {reinterpret_cast<char*>(t.values.data()), t.values.size() * sizeof(float)}));
     biases.push_back(std::move(t));
   }
   RETURN_IF_ERROR(Annotate(model.ImportState(biases), StrCat("checkpoint ", reader.path())));

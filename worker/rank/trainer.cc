@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <utility>
 
@@ -51,6 +52,8 @@ absl::StatusOr<StepResult> Trainer::Step() {
   const TrainingConfig& config = setup_.config;
   const std::int64_t step = state_.step;  // 0-based index of this step
   const bool sample = (step + 1) % config.sqnr_interval == 0;
+  const Transformer::PhaseSeconds phases = model_->phase_seconds();
+  const double dispatch = setup_.all_to_all_seconds == nullptr ? 0 : *setup_.all_to_all_seconds;
 
   RETURN_IF_ERROR(feed_->LoadStep(step));
   model_->BeginStep({.target_tokens = config.step_tokens(), .sample_sqnr = sample});
@@ -79,12 +82,14 @@ absl::StatusOr<StepResult> Trainer::Step() {
   const ControlVector& all = result.control;
   const bool applied = decision.action == StepAction::kApply;
   const double lr = LearningRate(config.schedule, step);
+  const auto optimizer_begin = Steady::now();
   model_->ApplyOptimizer(
       {.lr = lr,
        .t = state_.adam_t + 1,
        .grad_factor = applied ? ClipFactor(all.grad_norm_squared, config.clip) : 0.0f,
        .skip = !applied});
   RETURN_IF_ERROR(model_->EndStep(applied));
+  const double optimizer_seconds = SecondsSince(optimizer_begin);
   if (sample) {
     reporter_->AddSample(*model_);
   }
@@ -107,6 +112,12 @@ absl::StatusOr<StepResult> Trainer::Step() {
                     FailureClass::kNumericFailure);
   }
   FillReport(all, result, lr, SecondsSince(begin));
+  report_.set_phase_forward_seconds(model_->phase_seconds().forward - phases.forward);
+  report_.set_phase_backward_seconds(model_->phase_seconds().backward - phases.backward);
+  report_.set_phase_optimizer_seconds(optimizer_seconds);
+  if (setup_.all_to_all_seconds != nullptr) {
+    report_.set_phase_dispatch_seconds(*setup_.all_to_all_seconds - dispatch);
+  }
   report_.set_nonfinite_op(result.outcome == StepOutcome::kApplied ? "" : nonfinite_op);
   report_.set_nonfinite_elements(static_cast<std::uint64_t>(nonfinite_elements));
   agreed_checkpoint_wish_ = std::max(agreed_checkpoint_wish_, all.checkpoint_wish);
@@ -147,7 +158,11 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingSetup& se
   const RunConfig& run = config.run;
   trainer->world_ =
       std::make_unique<HostCollectives>(setup.backend, setup.comms.world, trainer->device_);
-  trainer->reporter_ = std::make_unique<Reporter>(*setup.host, UniqueComms(setup.comms), run.rank);
+  trainer->reporter_ = std::make_unique<Reporter>(
+      *setup.host, UniqueComms(setup.comms), run.rank,
+      setup.all_to_all_seconds == nullptr
+          ? std::function<double()>()
+          : [seconds = setup.all_to_all_seconds] { return *seconds; });
   trainer->checkpointer_ =
       std::make_unique<Checkpointer>(Checkpointer::Options{.config = trainer->setup_.config,
                                                            .fs = *setup.fs,

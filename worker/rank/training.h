@@ -34,6 +34,7 @@ struct TrainingSetup {
   PrecisionPlan plan;  // newest this rank was given; rank 0's is the one all begin with
   Backend backend;     // not owned
   ModelComms comms;    // not owned; groups may share one communicator
+  const double* all_to_all_seconds = nullptr;  // spent in all-to-alls so far, where it is measured
   TrainingHost* host = nullptr;
   FileSystem* fs = nullptr;
   std::string blas_core;  // recorded in checkpoints
