@@ -3,6 +3,7 @@
 #include "cli/output/json.h"
 #include "cli/output/log_lines.h"
 #include "cli/output/text.h"
+#include "cli/validators.h"
 
 namespace octavo {
 namespace {
@@ -78,11 +79,11 @@ void AddLogs(CLI::App& app, Session& session) {
   CLI::App* command = app.add_subcommand("logs", "what the ranks of a job printed");
   command->add_option("job", flags->job, "name of the job")->required();
   command->add_option("--rank", flags->rank, "one rank; default: all, with a prefix")
-      ->check(CLI::NonNegativeNumber);
+      ->check(AtLeast(0));
   command->add_option("--attempt", flags->attempt, "which attempt; default: the newest")
-      ->check(CLI::PositiveNumber);
+      ->check(AtLeast(1));
   command->add_option("--tail", flags->tail, "only the last so many lines; default: all kept")
-      ->check(CLI::PositiveNumber);
+      ->check(AtLeast(1));
   command->add_flag("--follow,-f", flags->follow, "stay and print what comes");
   command->callback(
       [&session, flags] { session.Run([&session, flags] { return Logs(session, *flags); }); });

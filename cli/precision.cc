@@ -7,6 +7,7 @@
 #include "cli/output/json.h"
 #include "cli/output/table.h"
 #include "cli/output/text.h"
+#include "cli/validators.h"
 #include "proto/spec/field_walker.h"
 
 namespace octavo {
@@ -310,7 +311,7 @@ void AddPrecision(CLI::App& app, Session& session) {
       AddPart(*group, session, flags, "rollback", "go back to an older version", Rollback);
   rollback->add_option("--to", flags->version, "version to go back to")
       ->required()
-      ->check(CLI::PositiveNumber);
+      ->check(AtLeast(1));
   AddChangeFlags(rollback, flags);
 }
 

@@ -1,6 +1,7 @@
 #include "cli/commands.h"
 #include "cli/follow_command.h"
 #include "cli/output/text.h"
+#include "cli/validators.h"
 
 namespace octavo {
 namespace {
@@ -19,7 +20,7 @@ void AddWatch(CLI::App& app, Session& session) {
       app.add_subcommand("watch", "follow a job to its end; the exit status is that of the job");
   command->add_option("job", flags->job, "name of the job")->required();
   command->add_option("--from", flags->from, "revision to continue after; default: from now")
-      ->check(CLI::NonNegativeNumber);
+      ->check(AtLeast(0));
   command
       ->add_option("--give-up", flags->give_up_seconds,
                    "seconds without the controller after which following ends")

@@ -198,7 +198,7 @@ TEST_F(CliTest, FollowEndsWithTheJobsEnd) {
     };
     const Result result = Run({"submit", "-f", WriteFile("job.yaml", kGoodSpec)});
     EXPECT_EQ(result.code, code);
-    EXPECT_THAT(result.out, HasSubstr("state: " + v1::JobState_Name(state) + "\n"));
+    EXPECT_THAT(result.out, HasSubstr("state:  " + v1::JobState_Name(state) + "\n"));
   }
 }
 
@@ -413,7 +413,7 @@ TEST_F(CliTest, DataBuildAndInspectWork) {
   EXPECT_THAT(built.out, HasSubstr("\"tokens\": 4000,"));
   const Result inspected = Run({"data", "inspect", dataset, "--verify"});
   EXPECT_EQ(inspected.code, 0) << inspected.err;
-  EXPECT_THAT(inspected.out, HasSubstr("unigram entropy: 0.5623 nats per token\n"));
+  EXPECT_THAT(inspected.out, HasSubstr("unigram entropy:  0.5623 nats per token\n"));
   EXPECT_THAT(inspected.out, HasSubstr("80 tokens, unigram entropy 0.0000"));
   EXPECT_THAT(inspected.out, HasSubstr("verified\n"));
   EXPECT_EQ(Run({"data", "inspect", folder_ + "/none"}).code, 3);

@@ -191,17 +191,17 @@ TEST(SummaryTest, PrintsTheFactsOfAJobThatEnded) {
   p->set_checkpoint_path("/ck/step-300");
   p->set_checkpoint_step(300);
   EXPECT_EQ(SummaryText(job),
-            "job:                     demo\n"
-            "state:                   SUCCEEDED\n"
-            "steps:                   300 of 300\n"
-            "loss at start:           5.5400\n"
-            "loss at end:             2.1000\n"
-            "validation loss:         2.2000 (step 300)\n"
-            "tokens:                  614.4k\n"
-            "tokens/s:                4.3k\n"
-            "FP8 share of GEMM FLOPs: 51.2 %\n"
-            "all-to-all:              3.0 MiB\n"
-            "checkpoint:              /ck/step-300 (step 300)\n");
+            "job:                      demo\n"
+            "state:                    SUCCEEDED\n"
+            "steps:                    300 of 300\n"
+            "loss at start:            5.5400\n"
+            "loss at end:              2.1000\n"
+            "validation loss:          2.2000 (step 300)\n"
+            "tokens:                   614.4k\n"
+            "tokens/s:                 4.3k\n"
+            "FP8 share of GEMM FLOPs:  51.2 %\n"
+            "all-to-all:               3.0 MiB\n"
+            "checkpoint:               /ck/step-300 (step 300)\n");
 }
 
 }  // namespace
