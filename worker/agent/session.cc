@@ -1,6 +1,7 @@
 #include "worker/agent/session.h"
 
 #include <chrono>
+#include <future>
 #include <random>
 #include <utility>
 
@@ -10,6 +11,8 @@
 
 namespace octavo {
 namespace {
+
+constexpr std::chrono::seconds kWriterWait{2};
 
 std::shared_ptr<grpc::Channel> Dial(const Session::Options& options) {
   grpc::ChannelArguments arguments;
@@ -116,15 +119,22 @@ std::string Session::RunStream(const std::stop_token& stop) {
   const std::unique_ptr<Stream> stream = stub_->Session(&context);
   on_event_(SessionOpened{});
   {
-    const std::jthread writer([&] { WriteLoop(stream.get(), queue.get()); });
+    std::promise<void> written;
+    const std::jthread writer([&] {
+      WriteLoop(stream.get(), queue.get());
+      written.set_value();
+    });
     iv1::ControllerToWorker message;
     while (stream->Read(&message)) {
       on_event_(FromController{std::move(message)});
       message.Clear();
     }
     queue->Close();
-    // A write that waits for flow control ends with the call.
-    context.TryCancel();
+    // A write fails once the call is over. Cancelling at once would replace the controller's status
+    // by ours; so it is only the bound.
+    if (written.get_future().wait_for(kWriterWait) != std::future_status::ready) {
+      context.TryCancel();
+    }
   }
   std::string reason;
   {
