@@ -90,8 +90,8 @@ octavo-controller --listen 127.0.0.1:0 --http 127.0.0.1:0 --data-dir "$run/state
   --port-file "$run/state/controller.json" >"$run/logs/controller.log" 2>&1 &
 pids+=($!)
 wait_for "$run/state/controller.json" ${pids[-1]} controller
-OCTAVO_CONTROLLER=$(field "$run/state/controller.json" grpc)
-http=$(field "$run/state/controller.json" http)
+OCTAVO_CONTROLLER=$(field "$run/state/controller.json" grpc_address)
+http=$(field "$run/state/controller.json" http_address)
 export OCTAVO_CONTROLLER
 for w in w0 w1; do
   octavo-worker --name $w --controller "$OCTAVO_CONTROLLER" --slots 1 --state-dir "$run/state/$w" \
@@ -100,7 +100,8 @@ for w in w0 w1; do
   wait_for "$run/state/$w.json" ${pids[-1]} $w
 done
 sed "s|{SD_URL}|http://$http/sd|" "$root/deploy/prometheus/prometheus.yml" >"$run/state/prometheus.yml"
-cp -r "$root/dashboards/rules" "$run/state/rules" 2>/dev/null || mkdir -p "$run/state/rules"
+mkdir -p "$run/state/rules"
+cp "$root"/dashboards/rules/{recording,alerts}.yml "$run/state/rules/"
 prom_port=0
 for p in 9090 9091 9092 19090 29090; do
   if ! (exec 3<>"/dev/tcp/127.0.0.1/$p") 2>/dev/null; then prom_port=$p; break; fi

@@ -140,9 +140,9 @@ void TempCluster::StartController() {
   ASSERT_TRUE(process.ok()) << process.status().ToString();
   controller_ = std::move(*process);
   const nlohmann::json ports = WaitForPortFile(port_file, *controller_, log);
-  ASSERT_TRUE(ports.contains("grpc") && ports.contains("http")) << ports.dump();
-  grpc_address_ = ports["grpc"];
-  http_address_ = ports["http"];
+  ASSERT_TRUE(ports.contains("grpc_address") && ports.contains("http_address")) << ports.dump();
+  grpc_address_ = ports["grpc_address"];
+  http_address_ = ports["http_address"];
   if (!again) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
