@@ -73,7 +73,7 @@ std::string ProgressText(const v1::Job& job) {
   if (p.skipped_steps() > 0) {
     parts.push_back(StrCat("skipped ", p.skipped_steps()));
   }
-  if (!p.phase().empty() && p.phase() != "training") {
+  if (!p.phase().empty() && p.phase() != "training" && p.phase() != "finished") {
     parts.push_back("(" + Printable(p.phase()) + ")");
   }
   return StrJoin(parts, "  ");
@@ -113,6 +113,11 @@ void LiveView::OnEvent(const v1::JobEvent& event) {
 
 // A watch begins (and begins again after a lost connection) with what is known already.
 bool LiveView::IsRepeated(const v1::JobEvent& event) {
+  if (event.kind() == "PENDING") {  // the reason for waiting, which snapshots carry too
+    const bool repeated = Printable(event.message()) == waiting_;
+    waiting_ = Printable(event.message());
+    return repeated;
+  }
   if (event.kind() != "STATE" && event.kind() != "SNAPSHOT") {
     return false;
   }

@@ -49,7 +49,7 @@ std::string Ago(const google::protobuf::Timestamp& time, std::int64_t now_unix_m
   }
   const double seconds =
       static_cast<double>(now_unix_micros) / kMicrosPerSecond - static_cast<double>(time.seconds());
-  return HumanDuration(std::max(0.0, std::floor(seconds))) + " ago";
+  return seconds < 1 ? "now" : HumanDuration(std::floor(seconds)) + " ago";
 }
 
 std::string HexHash(std::uint64_t hash) {

@@ -11,7 +11,7 @@ namespace octavo {
 
 // "2026-11-29T13:40:42.123Z"; "" for time zero.
 std::string Rfc3339(const google::protobuf::Timestamp& time);
-// "5m12s ago" against now; "-" for time zero.
+// "5m12s ago" against now, "now" below a second; "-" for time zero.
 std::string Ago(const google::protobuf::Timestamp& time, std::int64_t now_unix_micros);
 
 // "0x0123456789abcdef".

@@ -131,6 +131,7 @@ TEST(LiveViewTest, OffATerminalPrintsPlainLinesAtAnInterval) {
   waiting.mutable_snapshot()->mutable_pending()->set_sentence("needs 2 cpu slots; free now 0");
   view.OnEvent(waiting);
   view.OnEvent(waiting);  // the same reason: said once
+  view.OnEvent(Event("PENDING", 1, "needs 2 cpu slots; free now 0"));
   v1::JobEvent running = Event("STATE", 2, "attempt 1");
   running.set_state(v1::RUNNING);
   view.OnEvent(running);
