@@ -5,9 +5,9 @@
 // (R ranks, b sequences a rank and pass). So the same microbatch spread over more ranks is the same
 // tokens in the same global order (NUMERICS 6), and what a step trains on does not depend on R.
 //
-// Sample i of a region of S-token sequences covers tokens [i·S, i·S + S] of it: S inputs and, one
-// further, S targets. The tail of the dataset can be held out for validation; the two regions share
-// no token.
+// What a sequence is, sample_source.h says; a blend (blend.h) chooses the part it comes from. The
+// tail of the dataset can be held out for validation (of a blend: of every part); the two regions
+// share no token.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "worker/data/order.h"
+#include "worker/data/blend.h"
+#include "worker/data/sample_source.h"
 #include "worker/data/token_dataset.h"
 
 namespace octavo {
-
-// Tokens [begin, end) of a dataset.
-struct TokenRegion {
-  std::int64_t begin = 0, end = 0;
-  std::int64_t size() const { return end - begin; }
-};
 
 struct TrainValidationSplit {
   TokenRegion train, validation;
@@ -35,7 +30,7 @@ struct TrainValidationSplit {
 TrainValidationSplit SplitTail(std::int64_t token_count, double validation_fraction);
 
 struct LoaderOptions {
-  TokenRegion region;
+  TokenRegion region;  // of a blend: the same fraction of every part
   std::int64_t sequence_length = 0;
   std::int64_t vocab = 0;  // of the model; a token outside is an error
   std::uint64_t seed = 0;
@@ -43,6 +38,7 @@ struct LoaderOptions {
   std::int32_t microbatch_sequences = 1;
   std::int32_t microbatches = 1;
   bool shuffle = true;  // false: in file order (validation)
+  DocumentMode documents = DocumentMode::kPacked;
 };
 
 // Not thread-safe.
@@ -53,11 +49,13 @@ class Loader {
   static absl::StatusOr<Loader> Create(std::shared_ptr<const TokenDataset> dataset,
                                        const LoaderOptions& options);
 
-  // tokens, targets: [microbatch_sequences · sequence_length].
+  // tokens, targets: [microbatch_sequences · sequence_length]; targets of −1 have no loss.
   absl::Status Load(std::int64_t step, std::int32_t microbatch, std::span<std::int32_t> tokens,
                     std::span<std::int32_t> targets);
+  // Targets with a loss in the whole step, over all ranks: the same number on each.
+  std::int64_t CountTargets(std::int64_t step) const;
 
-  std::int64_t samples() const { return samples_; }
+  std::int64_t samples() const;  // of all parts
   std::int64_t global_batch() const {
     return std::int64_t{options_.ranks} * options_.microbatch_sequences * options_.microbatches;
   }
@@ -68,12 +66,18 @@ class Loader {
   }
 
  private:
-  Loader(std::shared_ptr<const TokenDataset> dataset, const LoaderOptions& options);
+  struct Sample {
+    const SampleSource* source;
+    std::int64_t index;
+  };
+  Loader(const LoaderOptions& options, BlendOrder blend)
+      : options_(options), blend_(std::move(blend)) {}
+  // The sample at `position` of the whole order.
+  Sample SampleOf(std::int64_t position) const;
 
-  std::shared_ptr<const TokenDataset> dataset_;
   LoaderOptions options_;
-  std::int64_t samples_ = 0;
-  std::vector<std::int32_t> sample_;  // [sequence_length + 1]
+  BlendOrder blend_;
+  std::vector<SampleSource> sources_;  // one, or one a part of a blend
 };
 
 }  // namespace octavo

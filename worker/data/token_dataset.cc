@@ -10,6 +10,7 @@
 #include "base/crc32c.h"
 #include "base/status.h"
 #include "base/str.h"
+#include "worker/data/blend.h"
 #include "worker/data/llmc.h"
 #include "worker/data/megatron.h"
 
@@ -212,10 +213,14 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> OpenTokenDataset(const FileSystem&
   if (size >= 8 && IsLlmcHead(head)) {
     return OpenLlmcDataset(path, std::move(file));
   }
+  if (size >= 8 && std::memcmp(head, kBlendMagic, 8) == 0) {
+    return OpenBlend(fs, path);
+  }
   return InvalidArgumentError(StrCat(
       path, ": not a token dataset (", size,
       " bytes; byte offset 0 holds none of the known marks). Valid are files of `octavo data "
-      "build`, Megatron .bin/.idx pairs and llm.c .bin files"));
+      "build`, Megatron .bin/.idx pairs, llm.c .bin files and lists that begin with \"",
+      kBlendMagic, "\""));
 }
 
 absl::StatusOr<double> UnigramEntropy(const TokenDataset& dataset, std::int64_t begin,

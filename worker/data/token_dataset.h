@@ -4,8 +4,9 @@
 //   RETURN_IF_ERROR(dataset->Read(offset, tokens));           // tokens: std::span<std::int32_t>
 //
 // A reader is a row of tokens and nothing else: sequences, order, epochs and the validation tail
-// are arithmetic on positions (order.h, loader.h). Formats: our own (below), Megatron .bin/.idx
-// (megatron.h) and llm.c .bin (llmc.h); OpenTokenDataset looks at the first bytes and decides.
+// are arithmetic on positions (order.h, sample_source.h, loader.h). Formats: our own (below),
+// Megatron .bin/.idx (megatron.h), llm.c .bin (llmc.h) and lists of datasets to mix (blend.h);
+// OpenTokenDataset looks at the first bytes and decides.
 //
 // Our format, version 1, little-endian, written front to back so that a builder never seeks:
 //   head    16 bytes  "OCTAVODS", u32 version, u32 bytes per token (1, 2 or 4)
@@ -31,6 +32,14 @@
 
 namespace octavo {
 
+class TokenDataset;
+
+// One of the datasets of a blend.
+struct BlendPart {
+  std::shared_ptr<const TokenDataset> dataset;
+  double weight = 0;
+};
+
 // Read-only; thread-safe.
 class TokenDataset {
  public:
@@ -51,11 +60,13 @@ class TokenDataset {
   virtual absl::Status Read(std::int64_t offset, std::span<std::int32_t> out) const = 0;
   // Verifies every checksum the format has.
   virtual absl::Status Verify() const = 0;
+  // The datasets that this one mixes (blend.h); empty for all others.
+  virtual std::span<const BlendPart> parts() const { return {}; }
 };
 
 // Opens by content: our own format, else Megatron (path.idx beside path.bin, or the path of either,
-// or their common prefix), else llm.c. Errors: NOT_FOUND, DATA_LOSS (damaged or cut, with the
-// offset), INVALID_ARGUMENT (none of the formats).
+// or their common prefix), else llm.c, else a blend. Errors: NOT_FOUND, DATA_LOSS (damaged or cut,
+// with the offset), INVALID_ARGUMENT (none of the formats).
 absl::StatusOr<std::unique_ptr<TokenDataset>> OpenTokenDataset(const FileSystem& fs,
                                                                const std::string& path);
 

@@ -104,7 +104,9 @@ absl::StatusOr<TrainingConfig> ConfigFromSpec(const v1::JobSpec& spec) {
            .recv_capacity = spec.parallel().recv_capacity(),
            .seed = train.seed(),
            .allow_emulation = spec.precision().allow_emulation(),
-           .strict_precision = spec.precision().strict()};
+           .strict_precision = spec.precision().strict(),
+           .stale_after = static_cast<std::int32_t>(
+               std::clamp<std::int64_t>(spec.precision().policy().stale_after(), 1, INT32_MAX))};
   const v1::OptimizerSpec& optimizer = train.optimizer();
   c.optimizer = {.beta1 = optimizer.beta1(),
                  .beta2 = optimizer.beta2(),
@@ -116,7 +118,10 @@ absl::StatusOr<TrainingConfig> ConfigFromSpec(const v1::JobSpec& spec) {
   c.schedule = ScheduleFromSpec(train.schedule(), train.steps());
   c.data = {.path = spec.data().path(),
             .validation_path = spec.data().validation_path(),
-            .validation_fraction = spec.data().validation_fraction()};
+            .validation_fraction = spec.data().validation_fraction(),
+            .documents = spec.data().documents() == "masked"     ? DocumentMode::kMasked
+                         : spec.data().documents() == "separate" ? DocumentMode::kSeparate
+                                                                 : DocumentMode::kPacked};
   c.checkpoint = {.root = spec.checkpoint().path(),
                   .interval_steps = spec.checkpoint().interval_steps(),
                   .keep = spec.checkpoint().keep(),

@@ -117,7 +117,8 @@ absl::StatusOr<StartPoint> Checkpointer::Begin(Transformer& model,
         start.interrupted = true;
         return start;
       }
-      RETURN_IF_ERROR(Annotate(loaded, StrCat("loading the weights of checkpoint.start_from ", other)));
+      RETURN_IF_ERROR(
+          Annotate(loaded, StrCat("loading the weights of checkpoint.start_from ", other)));
       start.note = StrCat("weights from ", other);
     }
   }

@@ -1,5 +1,6 @@
 #include "worker/rank/token_feed.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/status.h"
@@ -13,6 +14,7 @@ absl::StatusOr<TokenFeed> TokenFeed::Create(const Backend& backend, Loader loade
   TokenFeed feed(backend, std::move(loader));
   feed.microbatches_ = microbatches;
   feed.tokens_ = tokens;
+  feed.target_counts_.resize(static_cast<std::size_t>(microbatches));
   const std::int64_t count = std::int64_t{microbatches} * 2 * tokens;
   feed.device_ = device.Take<std::int32_t>(count);
   feed.pinned_ = pinned.Take<std::int32_t>(count);
@@ -26,9 +28,12 @@ absl::Status TokenFeed::LoadStep(std::int64_t step) {
   // The device may still be copying the previous step out of the pinned buffer.
   backend_.ops->synchronize(backend_.context);
   const auto n = static_cast<std::size_t>(tokens_);
+  step_targets_ = loader_.CountTargets(step);
   for (std::int32_t m = 0; m < microbatches_; ++m) {
     std::int32_t* at = pinned_ + m * 2 * tokens_;
     RETURN_IF_ERROR(loader_.Load(step, m, {at, n}, {at + tokens_, n}));
+    target_counts_[static_cast<std::size_t>(m)] =
+        tokens_ - std::count(at + tokens_, at + 2 * tokens_, -1);
   }
   backend_.ops->copy(backend_.context, {.dst = device_,
                                         .src = pinned_,

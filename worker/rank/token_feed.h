@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,6 +29,11 @@ class TokenFeed {
     return device_ + (microbatch * 2 + 1) * tokens_;
   }
   std::int32_t microbatches() const { return microbatches_; }
+  // Targets with a loss: of the microbatch on this rank, and of the loaded step over all ranks.
+  std::int64_t target_count(std::int32_t microbatch) const {
+    return target_counts_[static_cast<std::size_t>(microbatch)];
+  }
+  std::int64_t step_targets() const { return step_targets_; }
 
  private:
   TokenFeed(const Backend& backend, Loader loader)
@@ -36,7 +42,9 @@ class TokenFeed {
   Backend backend_;
   Loader loader_;
   std::int32_t microbatches_ = 0;
-  std::int64_t tokens_ = 0;  // of a microbatch
+  std::int64_t tokens_ = 0;                  // of a microbatch
+  std::vector<std::int64_t> target_counts_;  // [microbatches]
+  std::int64_t step_targets_ = 0;
   std::int32_t* device_ = nullptr;
   std::int32_t* pinned_ = nullptr;
 };

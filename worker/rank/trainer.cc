@@ -56,7 +56,7 @@ absl::StatusOr<StepResult> Trainer::Step() {
   const double dispatch = setup_.all_to_all_seconds == nullptr ? 0 : *setup_.all_to_all_seconds;
 
   RETURN_IF_ERROR(feed_->LoadStep(step));
-  model_->BeginStep({.target_tokens = config.step_tokens(), .sample_sqnr = sample});
+  model_->BeginStep({.target_tokens = feed_->step_targets(), .sample_sqnr = sample});
   StepResult result;
   ASSIGN_OR_RETURN(result.control, RunPass(0));
   GuardDecision decision = guard_.Decide(
@@ -129,7 +129,8 @@ absl::StatusOr<StepResult> Trainer::Step() {
 absl::StatusOr<ControlVector> Trainer::RunPass(int pass) {
   for (std::int32_t m = 0; m < feed_->microbatches(); ++m) {
     reporter_->Heartbeat(iv1::RANK_TRAINING, state_.step, "");
-    RETURN_IF_ERROR(model_->ForwardBackward(feed_->tokens(m), feed_->targets(m)));
+    RETURN_IF_ERROR(
+        model_->ForwardBackward(feed_->tokens(m), feed_->targets(m), feed_->target_count(m)));
   }
   if (setup_.hooks.before_finish_pass) {
     setup_.hooks.before_finish_pass(state_.step + 1, pass, *model_);
@@ -183,7 +184,8 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingSetup& se
                         .rank = run.rank,
                         .ranks = run.world_size,
                         .microbatch_sequences = run.microbatch_sequences,
-                        .microbatches = run.microbatches};
+                        .microbatches = run.microbatches,
+                        .documents = config.data.documents};
   ASSIGN_OR_RETURN(Loader loader, Loader::Create(dataset, options));
   ASSIGN_OR_RETURN(trainer->feed_,
                    TokenFeed::Create(setup.backend, std::move(loader), run.microbatches,
@@ -288,7 +290,7 @@ absl::StatusOr<std::optional<double>> Trainer::Validate() {
     }
     RETURN_IF_ERROR(
         model_->Evaluate(validation_feed_->tokens(m), validation_feed_->targets(m), &loss_sum));
-    tokens += setup_.config.run.tokens();
+    tokens += validation_feed_->target_count(m);
   }
   std::vector<double> sums = {loss_sum, static_cast<double>(tokens)};
   RETURN_IF_ERROR(world_->AllReduce(sums, ReduceOp::kSum));

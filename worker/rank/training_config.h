@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "worker/data/sample_source.h"
 #include "worker/model/config.h"
 #include "worker/model/lr_schedule.h"
 #include "worker/model/optimizer.h"
@@ -15,13 +16,14 @@ struct DataConfig {
   std::string path;
   std::string validation_path;        // empty: the tail of path
   double validation_fraction = 0.02;  // of path, when validation_path is empty
+  DocumentMode documents = DocumentMode::kPacked;
 };
 
 struct CheckpointConfig {
   std::string root;                 // folder of this job's checkpoints; empty: none are written
   std::int64_t interval_steps = 0;  // 0: only at the end
   std::int32_t keep = 2;
-  std::string start_from;            // weights of a job that has no checkpoint yet; empty: random
+  std::string start_from;  // weights of a job that has no checkpoint yet; empty: random
 };
 
 struct TrainingConfig {
