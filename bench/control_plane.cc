@@ -17,6 +17,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <deque>
 #include <fstream>
 #include <memory>
@@ -84,6 +85,13 @@ internal::v1::WorkerToController MakeRegister(int worker) {
   return message;
 }
 
+// Of this thread: on a busy machine the wall clock measures the neighbours.
+double ThreadCpuSeconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+}
+
 struct Row {
   std::string what, target, figure;
   bool met;
@@ -91,28 +99,37 @@ struct Row {
 
 // ---------------------------------------------------------------- the pass
 
-double WorstPassSeconds() {
+struct PassFigures {
+  double worst_seconds = 0;
+  double all_seconds = 0;  // until every job is placed
+  int passes = 0;
+};
+
+PassFigures MeasurePasses() {
   MemoryStore store;
-  double worst = 0;
-  for (int round = 0; round < 3; ++round) {
-    Core core(CoreOptions(), &store, nullptr);
-    Now now{.mono_micros = 1, .unix_micros = 1};
-    for (int job = 0; job < kJobs; ++job) {
-      const ParsedJobSpec parsed = ParseJobSpec(SpecYaml(job), "bench.yaml");
-      if (!parsed.ok() || !core.Submit({.spec = parsed.spec}, now).ok()) {
-        std::fprintf(stderr, "bench spec: %s\n", parsed.Text().c_str());
-        std::exit(1);
-      }
+  PassFigures figures;
+  Core core(CoreOptions(), &store, nullptr);
+  const Now now{.mono_micros = 1, .unix_micros = 1};
+  for (int job = 0; job < kJobs; ++job) {
+    const ParsedJobSpec parsed = ParseJobSpec(SpecYaml(job), "bench.yaml");
+    if (!parsed.ok() || !core.Submit({.spec = parsed.spec}, now).ok()) {
+      std::fprintf(stderr, "bench spec: %s\n", parsed.Text().c_str());
+      std::exit(1);
     }
-    for (int worker = 0; worker < kWorkers; ++worker) {
-      core.WorkerMessage(static_cast<SessionId>(worker + 1), MakeRegister(worker), now);
-    }
-    core.TakeEffects();
-    const auto begin = SteadyClock::now();
-    core.Schedule(now);
-    worst = std::max(worst, Seconds(SteadyClock::now() - begin));
   }
-  return worst;
+  for (int worker = 0; worker < kWorkers; ++worker) {
+    core.WorkerMessage(static_cast<SessionId>(worker + 1), MakeRegister(worker), now);
+  }
+  do {
+    core.TakeEffects();
+    const double begin = ThreadCpuSeconds();
+    core.Schedule(now);
+    const double seconds = ThreadCpuSeconds() - begin;
+    figures.worst_seconds = std::max(figures.worst_seconds, seconds);
+    figures.all_seconds += seconds;
+    ++figures.passes;
+  } while (core.WantsSchedule(now) && figures.passes < kJobs);
+  return figures;
 }
 
 // ---------------------------------------------------------------- the child
@@ -393,7 +410,7 @@ int Main(int argc, char** argv) {
   const LoadFigures load = RunLoad(port, child, seconds);
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
-  const double pass = WorstPassSeconds();
+  const PassFigures pass = MeasurePasses();
   if (own_folder) {
     PosixFileSystem::Get().RemoveTree(folder).IgnoreError();
   }
@@ -401,8 +418,10 @@ int Main(int argc, char** argv) {
   double loads[1] = {0};
   ::getloadavg(loads, 1);
   const std::vector<Row> rows = {
-      {"scheduling pass, 200 jobs x 1000 workers", "< 50 ms", Fixed(pass * 1e3, 1) + " ms",
-       pass < 0.050},
+      {"scheduling pass (CPU), 200 jobs, 1000 workers", "< 50 ms",
+       Fixed(pass.worst_seconds * 1e3, 1) + " ms", pass.worst_seconds < 0.050},
+      {"all 200 jobs placed, in passes", "",
+       StrCat(pass.passes, " passes, ", Fixed(pass.all_seconds * 1e3, 0), " ms"), true},
       {"submit p99, SQLite on disk", "< 20 ms", Fixed(load.submit_p99_ms, 1) + " ms",
        load.submit_p99_ms < 20},
       {"submit p50", "", Fixed(load.submit_p50_ms, 1) + " ms", true},
@@ -415,10 +434,10 @@ int Main(int argc, char** argv) {
       {"jobs running at once", StrCat(kJobs), StrCat(load.running), load.running == kJobs}};
   std::printf("control plane: %d workers, %d slots, %d jobs of %d ranks; load average %.1f\n",
               kWorkers, kWorkers * kSlots, kJobs, kRanks, loads[0]);
-  std::printf("%-44s %-12s %-14s %s\n", "measure", "target", "figure", "met");
+  std::printf("%-46s %-12s %-20s %s\n", "measure", "target", "figure", "met");
   bool all_met = true;
   for (const Row& row : rows) {
-    std::printf("%-44s %-12s %-14s %s\n", row.what.c_str(), row.target.c_str(), row.figure.c_str(),
+    std::printf("%-46s %-12s %-20s %s\n", row.what.c_str(), row.target.c_str(), row.figure.c_str(),
                 row.target.empty() ? ""
                 : row.met          ? "yes"
                                    : "NO");

@@ -18,6 +18,7 @@
 #include "base/str.h"
 #include "base/version.h"
 #include "controller/api/server.h"
+#include "controller/core/policy_driver.h"
 #include "controller/store/sqlite_store.h"
 #include "grpc/support/log.h"
 #include "nlohmann/json.hpp"
@@ -196,7 +197,8 @@ int Run(int argc, char** argv) {
   if (!store.ok()) {
     return Fail(kExitStart, store.status());
   }
-  ControllerServer server(std::move(options), store->get(), nullptr, &RealClock::Get());
+  PolicyDriver policy;
+  ControllerServer server(std::move(options), store->get(), &policy, &RealClock::Get());
   const absl::Status started = server.Start();
   if (!started.ok()) {
     return Fail(kExitStart, started);

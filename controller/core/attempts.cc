@@ -9,6 +9,7 @@
 #include "controller/core/attempt_end.h"
 #include "controller/core/jobs.h"
 #include "controller/core/plans.h"
+#include "controller/core/workers.h"
 #include "proto/convert/job.h"
 
 namespace octavo {
@@ -461,7 +462,15 @@ void OnAttemptStart(CoreState& state, JobRecord& job, const internal::v1::Attemp
   }
   EmitEvent(state, job, "ATTEMPT", text, now);
   if (state.policy != nullptr) {
-    state.policy->OnSwitch(job.job(), start.loaded_step());
+    DeviceAbility device{.is_cuda = job.spec().device() == "cuda"};
+    for (const auto& [name, incarnation] : job.current->stored.incarnations()) {
+      const auto worker = state.workers.find(name);
+      if (worker != state.workers.end()) {
+        const std::int32_t sm = ViewOf(worker->second).device.sm;
+        device.sm = device.sm == 0 ? sm : std::min(device.sm, sm);  // the weakest counts
+      }
+    }
+    state.policy->OnAttempt(job.job(), device, start.loaded_step());
   }
 }
 

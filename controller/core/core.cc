@@ -10,9 +10,15 @@
 #include "controller/scheduler/explain.h"
 #include "proto/convert/error_detail.h"
 #include "proto/convert/job.h"
+#include "proto/convert/precision.h"
 
 namespace octavo {
 namespace {
+
+// Starting a rank means writing its whole assignment. When much becomes free at once, a pass starts
+// so many (a larger gang is started whole) and leaves the rest to the next, so that heartbeats and
+// clients are heard in between.
+constexpr std::int64_t kRanksStartedPerPass = 256;
 
 // While jobs wait for a back-off, their reason shows the remaining seconds.
 constexpr std::int64_t kRescheduleMicros = 1000000;
@@ -154,6 +160,14 @@ absl::Status Core::Recover(Now now) {
   for (const auto& [uid, job] : state_.jobs) {
     if (job->plans.empty()) {
       return DataLossError(StrCat("the store has no plan for ", job->job().name(), " (", uid, ")"));
+    }
+    if (state_.live.contains(uid) && state_.policy != nullptr) {
+      std::vector<PrecisionPlan> history;
+      for (const v1::PrecisionPlan& plan : job->plans) {
+        ASSIGN_OR_RETURN(PrecisionPlan value, PlanFromWire(plan));
+        history.push_back(std::move(value));
+      }
+      state_.policy->Restore(job->job(), history);
     }
     if (state_.live.contains(uid)) {
       state_.effects.push_back(JobBegan{.train_job = job->spec().name(),
@@ -324,15 +338,20 @@ void Core::Schedule(Now now) {
     const auto found = left.find(job.key.uid);
     job.previous_ranks_left = found == left.end() ? 0 : found->second;
   }
+  std::int64_t started = 0;
+  bool more = false;
   for (const Decision& decision : SchedulePass(ClusterOf(state_), waiting)) {
     JobRecord& job = *state_.jobs.at(decision.uid);
     if (decision.placement.empty()) {
       SetPending(state_, job, decision.pending, now);
+    } else if (started >= kRanksStartedPerPass) {
+      more = true;  // its slots are its own: those after it were judged without them
     } else {
       StartAttempt(state_, job, decision.placement, now);
+      started += static_cast<std::int64_t>(decision.placement.size());
     }
   }
-  state_.schedule_wanted = false;  // the pass has seen its own effects
+  state_.schedule_wanted = more;  // otherwise the pass has seen its own effects
 }
 
 StoreBatch Core::TakeBatch() { return std::exchange(state_.batch, StoreBatch()); }

@@ -170,12 +170,15 @@ absl::StatusOr<v1::SetPrecisionResponse> SetPrecision(CoreState& state, const Pl
 }
 
 absl::Status AdoptPolicyPlan(CoreState& state, JobRecord& job, PrecisionPlan plan,
-                             const std::string& direction, const std::string& cause, Now now) {
+                             const std::vector<std::pair<std::string, std::string>>& changes,
+                             Now now) {
   RETURN_IF_ERROR(CheckPlan(state, job, plan));
   plan.author = PlanAuthor::kPolicy;
   AppendPlan(state, job, std::move(plan), "policy", now);
-  state.effects.push_back(PrecisionChangeMetric{
-      .train_job = job.spec().name(), .direction = direction, .reason = cause});
+  for (const auto& [direction, signal] : changes) {
+    state.effects.push_back(PrecisionChangeMetric{
+        .train_job = job.spec().name(), .direction = direction, .reason = signal});
+  }
   return absl::OkStatus();
 }
 
@@ -196,15 +199,15 @@ void OnPlanApplied(CoreState& state, JobRecord& job, std::int32_t rank,
     if (plan.version() != applied.version()) {
       continue;
     }
+    if (state.policy != nullptr && rank == 0) {  // also when a new attempt takes it up again
+      state.policy->OnPlanApplied(job.job(), applied.version(), applied.step());
+    }
     if (plan.applied_step() == 0 && applied.step() > 0) {
       plan.set_applied_step(applied.step());
       state.batch.plans.push_back({.job_uid = job.uid(), .plan = plan});
       EmitEvent(state, job, "PLAN",
                 StrCat("ranks run plan version ", plan.version(), " from step ", applied.step()),
                 now);
-      if (state.policy != nullptr) {
-        state.policy->OnSwitch(job.job(), applied.step());
-      }
     }
     return;
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -32,9 +33,10 @@ struct PlanEdit {
 absl::StatusOr<v1::SetPrecisionResponse> SetPrecision(CoreState& state, const PlanEdit& edit,
                                                       Now now);
 
-// The same for a decision of the policy; `direction` is fallback or restore, `cause` the signal.
+// The same for a decision of the policy; `changes`: direction and signal of each, for the metrics.
 absl::Status AdoptPolicyPlan(CoreState& state, JobRecord& job, PrecisionPlan plan,
-                             const std::string& direction, const std::string& cause, Now now);
+                             const std::vector<std::pair<std::string, std::string>>& changes,
+                             Now now);
 
 v1::JobPrecision RenderPrecision(const JobRecord& job);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "base/status.h"
 #include "base/str.h"
@@ -14,24 +15,21 @@ namespace {
 
 constexpr double kStepSecondsWeight = 0.1;  // of the newest step in the running mean
 
-bool PolicyEnabled(const JobRecord& job) {
-  const v1::PolicySpec& policy = job.spec().precision().policy();
-  return !policy.has_enabled() || policy.enabled();
-}
-
 // "fp8_delayed(format=hybrid,…)" → the kind's name.
 std::string KindOf(const std::string& recipe) { return recipe.substr(0, recipe.find('(')); }
 
-void Adopt(CoreState& state, JobRecord& job, const std::optional<PolicyProposal>& proposal,
-           Now now) {
-  if (!proposal.has_value()) {
+void Adopt(CoreState& state, JobRecord& job, PolicyAnswer answer, Now now) {
+  for (const std::string& alert : answer.alerts) {
+    EmitEvent(state, job, "WARNING", alert, now);
+  }
+  if (!answer.plan.has_value()) {
     return;
   }
-  if (proposal->checkpoint_first) {
+  if (answer.checkpoint_first) {
     RequestCheckpoint(state, job, now);
   }
   const absl::Status adopted =
-      AdoptPolicyPlan(state, job, proposal->plan, proposal->direction, proposal->cause, now);
+      AdoptPolicyPlan(state, job, *std::move(answer.plan), answer.changes, now);
   if (!adopted.ok()) {
     EmitEvent(state, job, "WARNING", StrCat("the policy's plan was refused: ", Message(adopted)),
               now);
@@ -191,8 +189,8 @@ void OnStepReport(CoreState& state, JobRecord& job, const internal::v1::StepRepo
       StepMetric{.train_job = job.spec().name(), .report = report, .unix_micros = now.unix_micros});
   TouchProgress(state, job, now);
   PublishProgress(state, job, now);
-  if (state.policy != nullptr && PolicyEnabled(job)) {
-    Adopt(state, job, state.policy->OnStep(job.job(), job.newest_plan, report, now), now);
+  if (state.policy != nullptr) {
+    Adopt(state, job, state.policy->OnStep(job.job(), job.newest_plan, report), now);
   }
 }
 
@@ -221,8 +219,8 @@ void OnTelemetry(CoreState& state, JobRecord& job, const std::string& worker,
                                           .detail = job.spec().telemetry().detail(),
                                           .snapshot = snapshot});
   TouchProgress(state, job, now);
-  if (state.policy != nullptr && PolicyEnabled(job)) {
-    Adopt(state, job, state.policy->OnSnapshot(job.job(), job.newest_plan, snapshot, now), now);
+  if (state.policy != nullptr) {
+    Adopt(state, job, state.policy->OnSnapshot(job.job(), job.newest_plan, snapshot), now);
   }
 }
 

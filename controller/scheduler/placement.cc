@@ -1,7 +1,7 @@
 #include "controller/scheduler/placement.h"
 
 #include <algorithm>
-#include <map>
+#include <deque>
 #include <utility>
 
 #include "base/check.h"
@@ -9,27 +9,29 @@
 namespace octavo {
 namespace {
 
+// A worker's free slots, of which the first `taken` are given away. No copies: a pass looks at
+// every worker for every job.
 struct Hole {
   const WorkerView* worker;
-  std::vector<std::int32_t> slots;  // free, ascending; taken from the front
+  std::size_t taken = 0;
+
+  std::size_t size() const { return worker->free_slots.size() - taken; }
 };
 
-// Rule 3 and 4 over the given holes; empty when the sum is too small.
+// Rule 3 and 4 over the given holes (by worker name); empty when the sum is too small.
 std::vector<RankPlacement> Fill(std::vector<Hole> holes, const GangRequest& request) {
   std::int64_t total = 0;
   for (const Hole& hole : holes) {
-    total += static_cast<std::int64_t>(hole.slots.size());
+    total += static_cast<std::int64_t>(hole.size());
   }
   if (total < request.ranks) {
     return {};
   }
-  std::sort(holes.begin(), holes.end(),
-            [](const Hole& a, const Hole& b) { return a.worker->name < b.worker->name; });
   std::vector<RankPlacement> placed;
   placed.reserve(static_cast<std::size_t>(request.ranks));
   const auto take = [&placed](Hole& hole, std::int32_t rank) {
-    placed.push_back({.rank = rank, .worker = hole.worker->name, .slot = hole.slots.front()});
-    hole.slots.erase(hole.slots.begin());
+    placed.push_back(
+        {.rank = rank, .worker = hole.worker->name, .slot = hole.worker->free_slots[hole.taken++]});
   };
 
   const auto group_size = static_cast<std::size_t>(request.expert_parallel);
@@ -37,9 +39,11 @@ std::vector<RankPlacement> Fill(std::vector<Hole> holes, const GangRequest& requ
   for (std::int32_t first = 0; first < request.ranks; first += request.expert_parallel) {
     Hole* best = nullptr;
     for (Hole& hole : holes) {
-      if (hole.slots.size() >= group_size &&
-          (best == nullptr || hole.slots.size() < best->slots.size())) {
+      if (hole.size() >= group_size && (best == nullptr || hole.size() < best->size())) {
         best = &hole;
+        if (hole.size() == group_size) {
+          break;  // no better fit exists
+        }
       }
     }
     if (best == nullptr) {
@@ -53,11 +57,11 @@ std::vector<RankPlacement> Fill(std::vector<Hole> holes, const GangRequest& requ
   for (const std::int32_t first : spread) {
     std::int32_t rank = first;
     while (rank < first + request.expert_parallel) {
-      Hole& largest = *std::max_element(
-          holes.begin(), holes.end(),
-          [](const Hole& a, const Hole& b) { return a.slots.size() < b.slots.size(); });
-      OCTAVO_CHECK(!largest.slots.empty());
-      while (rank < first + request.expert_parallel && !largest.slots.empty()) {
+      Hole& largest =
+          *std::max_element(holes.begin(), holes.end(),
+                            [](const Hole& a, const Hole& b) { return a.size() < b.size(); });
+      OCTAVO_CHECK(largest.size() > 0);
+      while (rank < first + request.expert_parallel && largest.size() > 0) {
         take(largest, rank++);
       }
     }
@@ -73,16 +77,26 @@ class Matcher {
   explicit Matcher(const GangRequest& request) : request_(request) {}
 
   const std::string& WhyNot(const WorkerView& worker) {
-    const auto key = std::make_pair(worker.device.is_cuda, worker.device.sm);
-    const auto found = known_.find(key);
-    return found != known_.end() ? found->second
-                                 : known_.emplace(key, WhyNotOn(worker, request_)).first->second;
+    for (const Known& known : known_) {
+      if (known.is_cuda == worker.device.is_cuda && known.sm == worker.device.sm) {
+        return known.why_not;
+      }
+    }
+    known_.push_back({worker.device.is_cuda, worker.device.sm, WhyNotOn(worker, request_)});
+    return known_.back().why_not;
   }
 
  private:
+  struct Known {
+    bool is_cuda;
+    std::int32_t sm;
+    std::string why_not;
+  };
   const GangRequest& request_;
-  std::map<std::pair<bool, std::int32_t>, std::string> known_;
+  std::deque<Known> known_;  // a deque: references stay valid
 };
+
+bool ByName(const WorkerView& a, const WorkerView& b) { return a.name < b.name; }
 
 }  // namespace
 
@@ -139,29 +153,32 @@ std::vector<RankPlacement> Place(const ClusterView& cluster, const GangRequest& 
     }
     const auto& names = request.blamed_workers;
     const bool is_blamed = std::find(names.begin(), names.end(), worker.name) != names.end();
-    (is_blamed ? blamed : trusted).push_back({&worker, worker.free_slots});
+    (is_blamed ? blamed : trusted).push_back({&worker});
+  }
+  const auto by_name = [](const Hole& a, const Hole& b) { return ByName(*a.worker, *b.worker); };
+  if (!std::is_sorted(trusted.begin(), trusted.end(), by_name)) {
+    std::sort(trusted.begin(), trusted.end(), by_name);
   }
   std::vector<RankPlacement> placed = Fill(trusted, request);
   if (placed.empty() && !blamed.empty()) {
     trusted.insert(trusted.end(), blamed.begin(), blamed.end());
+    std::sort(trusted.begin(), trusted.end(), by_name);
     placed = Fill(std::move(trusted), request);
   }
   return placed;
 }
 
 void Occupy(ClusterView& cluster, const std::vector<RankPlacement>& placement) {
-  std::map<std::string, std::vector<std::int32_t>> taken;
+  const bool sorted = std::is_sorted(cluster.workers.begin(), cluster.workers.end(), ByName);
   for (const RankPlacement& rank : placement) {
-    taken[rank.worker].push_back(rank.slot);
-  }
-  for (WorkerView& worker : cluster.workers) {
-    const auto found = taken.find(worker.name);
-    if (found == taken.end()) {
-      continue;
-    }
-    std::erase_if(worker.free_slots, [&found](std::int32_t slot) {
-      return std::find(found->second.begin(), found->second.end(), slot) != found->second.end();
-    });
+    const auto named = [&rank](const WorkerView& worker) { return worker.name == rank.worker; };
+    const auto worker =
+        sorted ? std::lower_bound(
+                     cluster.workers.begin(), cluster.workers.end(), rank.worker,
+                     [](const WorkerView& a, const std::string& name) { return a.name < name; })
+               : std::find_if(cluster.workers.begin(), cluster.workers.end(), named);
+    OCTAVO_CHECK(worker != cluster.workers.end() && named(*worker));
+    std::erase(worker->free_slots, rank.slot);
   }
 }
 

@@ -99,7 +99,8 @@ TEST_F(CoreAttempts, AGangThatCannotFormNamesTheMissingRankAndBlamesItsWorker) {
   Pass(21, {"a", "b"});
   EXPECT_TRUE(Get("job").attempts(0).placements_size() == 2);
   EndAll("a", Stopped);
-  EndAll("b", Killed);
+  Pass(8, {"a", "b"});
+  EndAll("b", Killed);  // by its worker: it did not react to the wish
   const v1::Job job = Get("job");
   EXPECT_EQ(job.attempts(0).end_class(), v1::GANG_TIMEOUT);
   EXPECT_THAT(job.attempts(0).end_reason(),

@@ -1,0 +1,168 @@
+// The policy behind the core's hook: evidence of all workers is joined, decisions become plans, and
+// a restarted controller knows who fell.
+#include "controller/core/policy_driver.h"
+
+#include "controller/core/core.h"
+#include "controller/store/memory_store.h"
+#include "gtest/gtest.h"
+#include "proto/convert/precision.h"
+#include "proto/spec/job_spec.h"
+
+namespace octavo {
+namespace {
+
+v1::Job MakeJob() {
+  v1::Job job;
+  job.set_uid("u");
+  v1::JobSpec& spec = *job.mutable_spec();
+  spec.set_name("job");
+  spec.mutable_model()->set_family("mixtral");
+  spec.mutable_model()->set_layers(4);
+  spec.mutable_model()->set_hidden(128);
+  spec.mutable_model()->set_heads(2);
+  spec.mutable_model()->set_vocab_size(256);
+  spec.mutable_model()->mutable_moe()->set_num_experts(8);
+  spec.mutable_model()->mutable_moe()->set_experts_per_token(2);
+  spec.mutable_model()->mutable_moe()->set_expert_hidden(128);
+  spec.mutable_parallel()->set_ranks(2);
+  spec.mutable_train()->set_steps(1000);
+  spec.mutable_train()->set_sequence_length(64);
+  spec.mutable_train()->set_global_batch(4);
+  spec.mutable_precision()->set_recipe("fp8_blockwise");
+  ApplyDefaults(&spec);
+  return job;
+}
+
+// One worker's view of layer 1 fc1's input; a third of what is not zero became zero when `bad`.
+internal::v1::TelemetrySnapshot Snapshot(std::int64_t last_step, bool bad,
+                                         std::int64_t plan_version = 1) {
+  internal::v1::TelemetrySnapshot snapshot;
+  snapshot.set_first_step(last_step - 9);
+  snapshot.set_last_step(last_step);
+  snapshot.set_plan_version(plan_version);
+  snapshot.set_ranks(1);
+  internal::v1::TensorStats& tensor = *snapshot.add_tensors();
+  tensor.set_layer(1);
+  tensor.set_op(static_cast<std::int32_t>(Op::kFc1));
+  tensor.set_tensor(static_cast<std::int32_t>(Tensor::kInput));
+  tensor.set_amax(1);
+  tensor.set_dequant_scale_min(0.01F);
+  tensor.set_dequant_scale_max(0.02F);
+  tensor.set_elements(1000);
+  tensor.set_nonzero(900);
+  tensor.set_flushed(bad ? 300 : 0);
+  return snapshot;
+}
+
+TEST(JoinHealth, TakesMaximaAndAddsCounts) {
+  TensorHealth a{.site = {1, Op::kFc1}, .amax = 2, .dequant_scale_min = 1, .dequant_scale_max = 3};
+  a.elements = 10;
+  a.worst = {{.expert = 5, .ratio = ExpertRatio::kFlushed, .count = 1, .total = 4}};
+  TensorHealth b = a;
+  b.amax = 7;
+  b.dequant_scale_min = 0.5;
+  b.worst[0].count = 2;
+  HealthSnapshot joined;
+  JoinHealth({.first_step = 1, .last_step = 10, .plan_version = 1, .tensors = {a}}, &joined);
+  JoinHealth({.first_step = 1, .last_step = 10, .plan_version = 1, .tensors = {b}}, &joined);
+  ASSERT_EQ(joined.tensors.size(), 1u);
+  EXPECT_EQ(joined.tensors[0].amax, 7);
+  EXPECT_EQ(joined.tensors[0].elements, 20u);
+  EXPECT_EQ(joined.tensors[0].dequant_scale_min, 0.5F);
+  ASSERT_EQ(joined.tensors[0].worst.size(), 1u);
+  EXPECT_EQ(joined.tensors[0].worst[0].count, 3u);
+  EXPECT_EQ(joined.tensors[0].worst[0].total, 8u);
+}
+
+class PolicyDriverTest : public testing::Test {
+ protected:
+  // Both workers report; the answer of the second one counts.
+  PolicyAnswer Interval(std::int64_t last_step, bool bad) {
+    const auto first = driver_.OnSnapshot(job_, plan_, Snapshot(last_step, bad));
+    EXPECT_FALSE(first.plan.has_value()) << "half of the ranks";
+    return driver_.OnSnapshot(job_, plan_, Snapshot(last_step, bad));
+  }
+  v1::Job job_ = MakeJob();
+  PrecisionPlan plan_ = [this] {
+    PrecisionPlan plan = BuildPlanFromSpec(job_.spec());
+    plan.version = 1;
+    return plan;
+  }();
+  PolicyDriver driver_;
+};
+
+TEST_F(PolicyDriverTest, ThreeBadIntervalsOfAllWorkersMakeAFallback) {
+  driver_.OnAttempt(job_, {}, 0);
+  std::int64_t step = 200;  // beyond the grace
+  EXPECT_FALSE(Interval(step += 10, true).plan.has_value());
+  EXPECT_FALSE(Interval(step += 10, true).plan.has_value());
+  const PolicyAnswer answer = Interval(step += 10, true);
+  ASSERT_TRUE(answer.plan.has_value());
+  EXPECT_EQ(answer.plan->Resolve(1, Op::kFc1).kind, RecipeKind::kBf16);
+  EXPECT_EQ(answer.plan->Resolve(2, Op::kFc1), plan_.Resolve(2, Op::kFc1));
+  EXPECT_TRUE(answer.checkpoint_first);
+  ASSERT_FALSE(answer.changes.empty());
+  EXPECT_EQ(answer.changes[0].first, "fallback");
+}
+
+TEST_F(PolicyDriverTest, AnIntervalWithAMissingWorkerIsJudgedWhenTheNextBegins) {
+  driver_.OnAttempt(job_, {}, 0);
+  bool fell = false;
+  for (std::int64_t step = 210; step <= 250 && !fell; step += 10) {
+    fell = driver_.OnSnapshot(job_, plan_, Snapshot(step, true)).plan.has_value();
+  }
+  EXPECT_TRUE(fell);
+}
+
+TEST_F(PolicyDriverTest, APolicyThatIsOffDecidesNothing) {
+  job_.mutable_spec()->mutable_precision()->mutable_policy()->set_enabled(false);
+  driver_.OnAttempt(job_, {}, 0);
+  for (std::int64_t step = 210; step <= 300; step += 10) {
+    EXPECT_FALSE(Interval(step, true).plan.has_value());
+  }
+}
+
+TEST_F(PolicyDriverTest, AnOperatorsSiteIsLeftAlone) {
+  driver_.OnAttempt(job_, {}, 0);
+  PrecisionPlan before = plan_;
+  before.At(1, Op::kFc1) = DefaultRecipe(RecipeKind::kBf16);
+  driver_.OnOperatorPlan(job_, before, plan_);  // he wants FP8 there
+  for (std::int64_t step = 210; step <= 300; step += 10) {
+    EXPECT_FALSE(Interval(step, true).plan.has_value());
+  }
+}
+
+TEST_F(PolicyDriverTest, ARestartedControllerKnowsWhoFell) {
+  PrecisionPlan fallen = plan_;
+  fallen.version = 2;
+  fallen.author = PlanAuthor::kPolicy;
+  fallen.At(1, Op::kFc1) = DefaultRecipe(RecipeKind::kBf16);
+  driver_.Restore(job_, {plan_, fallen});
+  driver_.OnAttempt(job_, {}, 0);
+  plan_ = fallen;
+  // Good shadow evidence beyond the hold: it returns to what it fell from, which only the history
+  // knows.
+  bool returned = false;
+  for (std::int64_t step = 510; step <= 800 && !returned; step += 10) {
+    internal::v1::TelemetrySnapshot snapshot = Snapshot(step, false, 2);
+    snapshot.set_ranks(2);
+    internal::v1::TensorStats& tensor = *snapshot.mutable_tensors(0);
+    tensor.set_shadow(true);
+    tensor.set_shadow_recipe("fp8_blockwise");
+    tensor.set_signal_energy(1e4);
+    tensor.set_noise_energy(1);
+    internal::v1::TensorStats weight = tensor;
+    weight.set_tensor(static_cast<std::int32_t>(Tensor::kWeight));
+    internal::v1::TensorStats grad = tensor;
+    grad.set_tensor(static_cast<std::int32_t>(Tensor::kGrad));
+    *snapshot.add_tensors() = weight;
+    *snapshot.add_tensors() = grad;
+    const PolicyAnswer answer = driver_.OnSnapshot(job_, plan_, snapshot);
+    returned = answer.plan.has_value() &&
+               answer.plan->Resolve(1, Op::kFc1).kind == RecipeKind::kFp8Blockwise;
+  }
+  EXPECT_TRUE(returned);
+}
+
+}  // namespace
+}  // namespace octavo
