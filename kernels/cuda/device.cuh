@@ -38,6 +38,22 @@ __device__ __forceinline__ uint4 LoadStream(const void* p) {
   return v;
 }
 
+// Asynchronous copies of 16 bytes into shared memory. A thread that reads only what it copied
+// itself needs no barrier, just CopyWait. wanted == false writes zeros and reads nothing.
+__device__ __forceinline__ void CopyAsync(void* shared, const void* global, bool wanted) {
+  const std::uint32_t to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+               "r"(wanted ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void CopyCommit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kLeft>
+__device__ __forceinline__ void CopyWait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
 template <class T>
 struct Raw8;
 

@@ -100,10 +100,10 @@ __global__ void __launch_bounds__(256) rms_norm_forward_kernel(RmsNormForwardArg
   }
 }
 
-// Blocks of the backward grid: a few a multiprocessor of the reference card. Also the rows of the
+// Blocks of the backward grid: as many as are resident on the reference card. Also the rows of the
 // workspace, so narrow rows may have more.
 constexpr int BackwardBlocks(std::int64_t cols) {
-  return cols <= 1024 ? 1056 : cols <= 2048 ? 528 : 264;
+  return cols <= 1024 ? 792 : cols <= 2048 ? 396 : 264;
 }
 
 // A block walks over rows blockIdx.x, + gridDim.x, …, kRows at a time (independent loads in flight,

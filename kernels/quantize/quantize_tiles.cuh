@@ -156,6 +156,11 @@ struct DenseSource {
   using Loaded = Raw8<T>;
   using Kept = Raw8<T>;
   using Magnitude = std::conditional_t<sizeof(T) == 2, Packed, Wide>;
+  // Loaded as 16-byte vectors, and where vector v of (row, col) lies.
+  static constexpr int kVectors = sizeof(T) / 2;
+  __device__ __forceinline__ const void* Address(std::int64_t row, std::int64_t col, int v) const {
+    return x + row * ld + col + v * 4;
+  }
   __device__ __forceinline__ float RowFactor(std::int64_t) const { return 1.0f; }
   __device__ __forceinline__ void Load(std::int64_t row, std::int64_t col, Loaded& r) const {
     LoadRaw(x + row * ld + col, r);
@@ -223,13 +228,23 @@ __device__ __forceinline__ std::uint32_t MaxOverLanes(std::uint32_t v) {
 
 inline constexpr int kRowsPerBlock = 16;
 
+// Shared memory of the row kernels: each warp streams its rows through kStages private stages, so
+// that loads stay in flight while it computes.
+inline constexpr int kStages = 3;
+inline constexpr int kStageVectors = 4;  // 16-byte vectors a lane and stage
+inline constexpr int kStageBytes = 8 * kStages * kStageVectors * 32 * 16;
+
 template <class Source, int kTile>
-__global__ void __launch_bounds__(256, 3) quantize_row_kernel(Source source, QuantizeParams p) {
+__global__ void __launch_bounds__(256, 4) quantize_row_kernel(Source source, QuantizeParams p) {
   using M = typename Source::Magnitude;
-  constexpr int kUnroll = sizeof(typename Source::Loaded) > 16 ? 2 : 4;  // loads in flight
+  constexpr int kVectors = Source::kVectors;
+  constexpr int kUnroll = kStageVectors / kVectors;  // units of 256 columns a stage
   constexpr int kDivisor = kTile > 0 ? kTile : 1;
-  extern __shared__ float marked[];  // [tiles][kRowsPerBlock], kTile > 0
+  static_assert(sizeof(typename Source::Loaded) == kVectors * 16);
+  extern __shared__ __align__(16) std::uint8_t dynamic[];
+  float* marked = reinterpret_cast<float*>(dynamic + kStageBytes);  // [tiles][kRowsPerBlock]
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  uint4* stages = reinterpret_cast<uint4*>(dynamic) + warp * kStages * kStageVectors * 32 + lane;
   const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock;
   const RowOwner owner = FindOwner(p.groups, row0);
   if (owner.group < 0) {
@@ -239,32 +254,68 @@ __global__ void __launch_bounds__(256, 3) quantize_row_kernel(Source source, Qua
   const int cols = static_cast<int>(p.cols);
   ThreadStats stats;
 
-  for (int rr = warp; rr < kRowsPerBlock; rr += 8) {
-    const std::int64_t row = row0 + rr;
-    if (row >= p.rows) {
-      break;
-    }
-    const bool real = row < owner.real_end;
-    const float factor = real ? source.RowFactor(row) : 0.0f;
-    std::uint8_t* out = p.row.q + row * p.row.ld;
-    for (int c0 = 0; c0 < cols; c0 += 256 * kUnroll) {
-      typename Source::Kept kept[kUnroll];
-      {
-        typename Source::Loaded loaded[kUnroll];
+  // The warp's work: two rows, one stage of columns after the other.
+  const int per_row = (cols + 256 * kUnroll - 1) / (256 * kUnroll);
+  const int real_rows_here = static_cast<int>(
+      max(std::int64_t{0}, min(std::int64_t{kRowsPerBlock}, owner.real_end - row0)));
+  const int rows_here = static_cast<int>(min(std::int64_t{kRowsPerBlock}, p.rows - row0));
+  float factor[2];
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          const int col = c0 + u * 256 + lane * 8;
-          if (real && col < cols) {
-            source.Load(row, col, loaded[u]);
-          } else {
-            Source::Zero(loaded[u]);
-          }
-        }
+  for (int half = 0; half < 2; ++half) {
+    const int rr = warp + half * 8;
+    factor[half] = rr < real_rows_here ? source.RowFactor(row0 + rr) : 0.0f;
+  }
+  int load_half = 0, load_c0 = 0, load_stage = 0;
+  const auto load_next = [&] {
+    if (load_half < 2) {
+      const int rr = warp + load_half * 8;
+      const bool real = rr < real_rows_here;
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          kept[u] = Source::Keep(loaded[u], factor);
+      for (int u = 0; u < kUnroll; ++u) {
+        const int col = load_c0 + u * 256 + lane * 8;
+        const bool wanted = real && col < cols;
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          CopyAsync(stages + (load_stage * kStageVectors + u * kVectors + v) * 32,
+                    source.Address(wanted ? row0 + rr : row0, wanted ? col : 0, v), wanted);
         }
       }
+      load_stage = load_stage == kStages - 1 ? 0 : load_stage + 1;
+      load_c0 += 256 * kUnroll;
+      if (load_c0 >= cols) {
+        load_c0 = 0;
+        ++load_half;
+      }
+    }
+    CopyCommit();
+  };
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) {
+    load_next();
+  }
+
+  int stage = 0;
+  for (int half = 0; half < 2; ++half) {
+    const int rr = warp + half * 8;
+    const std::int64_t row = row0 + rr;
+    const bool real = rr < real_rows_here, there = rr < rows_here;
+    std::uint8_t* out = p.row.q + row * p.row.ld;
+    for (int it = 0; it < per_row; ++it) {
+      const int c0 = it * 256 * kUnroll;
+      load_next();
+      CopyWait<kStages - 1>();
+      typename Source::Kept kept[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        typename Source::Loaded loaded;
+        uint4* words = reinterpret_cast<uint4*>(&loaded);
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          words[v] = stages[(stage * kStageVectors + u * kVectors + v) * 32];
+        }
+        kept[u] = Source::Keep(loaded, factor[half]);
+      }
+      stage = stage == kStages - 1 ? 0 : stage + 1;
       std::uint32_t largest[kUnroll], top[kUnroll], smallest[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
@@ -277,7 +328,12 @@ __global__ void __launch_bounds__(256, 3) quantize_row_kernel(Source source, Qua
       float quant_scale[kUnroll];
       if constexpr (kTile == 128) {
         // Each lane decides one of the 2·kUnroll tiles; the others ask it.
-        const std::uint32_t amax = M::Largest(HalfWarpMaxima<M, kUnroll>(top));
+        std::uint32_t amax;
+        if constexpr (kUnroll > 1) {
+          amax = M::Largest(HalfWarpMaxima<M, kUnroll>(top));
+        } else {
+          amax = MaxOverLanes<16>(M::Largest(top[0]));
+        }
         stats.amax_bits = max(stats.amax_bits, amax);
         const float mine = TileQuantScale<128>(amax, p);
         const int tile = c0 / 128 + OwnedBy<kUnroll>(lane) * 2 + (lane >> 4);
@@ -307,7 +363,7 @@ __global__ void __launch_bounds__(256, 3) quantize_row_kernel(Source source, Qua
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int col = c0 + u * 256 + lane * 8;
-        if (col < cols) {
+        if (col < cols && there) {
           float v[8];
           Source::Values(kept[u], v);
           const uint2 codes = Encode8(p.e5m2, v, quant_scale[u]);
@@ -378,210 +434,265 @@ __device__ __forceinline__ void WriteTransposed(const std::uint8_t* smem, int co
 
 // ---------------------------------------------------------------- rows and columns
 
-// Thread (lane16, slot): 8 columns of 8 consecutive rows.
+// Thread (lane16, slot): 8 columns of 8 consecutive rows. Sources of one vector (BF16) run on a
+// persistent grid, the next tile on its way into shared memory (each thread into its own places);
+// wider ones, whose tiles would fill it, one tile a block.
+template <class Source>
+inline constexpr bool kTileAhead = Source::kVectors == 1;
+
 template <class Source, int kTile, bool kRow>
-__global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 ? 3 : 2)
-    quantize_tile_kernel(Source source, QuantizeParams p) {
+__global__ void __launch_bounds__(256, 2)
+    quantize_tile_kernel(Source source, QuantizeParams p, unsigned tiles) {
   using M = typename Source::Magnitude;
+  constexpr bool kAhead = kTileAhead<Source>;
   constexpr int kDivisor = kTile > 0 ? kTile : 128;
   constexpr int kPerEdge = 128 / kDivisor;  // dequant_scales along an edge of the block's tile
+  extern __shared__ __align__(16) std::uint8_t dynamic[];  // kAhead: two stages of 32 KiB
   __shared__ __align__(16) std::uint8_t codes_t[128 * 128];
   __shared__ __align__(16) std::uint32_t col_part[8][128];
   __shared__ float row_marked[kPerEdge][128], col_marked[kPerEdge][128];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int lane16 = threadIdx.x & 15, slot = threadIdx.x >> 4;
   const unsigned col_tiles = static_cast<unsigned>((p.cols + 127) / 128);
-  const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x / col_tiles) * 128;
-  const std::int64_t col0 = static_cast<std::int64_t>(blockIdx.x % col_tiles) * 128;
-  const std::int64_t col = col0 + lane16 * 8, first = row0 + slot * 8;
-  const bool col_in = col < p.cols;
-  ThreadStats stats;
+  uint4* mine = reinterpret_cast<uint4*>(dynamic) + threadIdx.x;
 
-  typename Source::Kept kept[8];
-  RowOwner owner;
-  {
-    typename Source::Loaded loaded[8];
-    float factor[8];
+  const auto load = [&](unsigned t, int stage) {
+    if (t < tiles) {
+      const std::int64_t first = static_cast<std::int64_t>(t / col_tiles) * 128 + slot * 8;
+      const std::int64_t col = static_cast<std::int64_t>(t % col_tiles) * 128 + lane16 * 8;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const bool there = first + i < p.rows && col < p.cols;
+        CopyAsync(mine + (stage * 8 + i) * 256,
+                  source.Address(there ? first + i : 0, there ? col : 0, 0), there);
+      }
+    }
+    CopyCommit();
+  };
+  if constexpr (kAhead) {
+    load(blockIdx.x, 0);
+  }
+  int stage = 0;
+  for (unsigned t = blockIdx.x; t < tiles; t += gridDim.x, stage ^= 1) {
+    const std::int64_t row0 = static_cast<std::int64_t>(t / col_tiles) * 128;
+    const std::int64_t col0 = static_cast<std::int64_t>(t % col_tiles) * 128;
+    const std::int64_t col = col0 + lane16 * 8, first = row0 + slot * 8;
+    const bool col_in = col < p.cols;
+    ThreadStats stats;
+
+    typename Source::Kept kept[8];
+    RowOwner owner;
+    if constexpr (kAhead) {
+      load(t + gridDim.x, stage ^ 1);
+      owner = FindOwner(p.groups, row0);
+      CopyWait<1>();
+      if (owner.group < 0) {
+        continue;  // rows of no group are nobody's: not written
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        typename Source::Loaded loaded;
+        *reinterpret_cast<uint4*>(&loaded) = mine[(stage * 8 + i) * 256];
+        kept[i] = Source::Keep(loaded, 1.0f);
+      }
+    } else {
+      typename Source::Loaded loaded[8];
+      float factor[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const bool there = first + i < p.rows && col_in;
+        factor[i] = there ? source.RowFactor(first + i) : 0.0f;
+        if (there) {
+          source.Load(first + i, col, loaded[i]);
+        } else {
+          Source::Zero(loaded[i]);
+        }
+      }
+      owner = FindOwner(p.groups, row0);  // while the loads are on their way
+      if (owner.group < 0) {
+        return;  // rows of no group are nobody's: not written
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        kept[i] = Source::Keep(loaded[i], factor[i]);
+      }
+    }
+    const int real = static_cast<int>(max(
+        std::int64_t{0}, min(std::int64_t{8}, owner.real_end - first)));  // of this thread's rows
+    if (real < 8) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (i >= real) {
+          Source::ZeroKept(kept[i]);
+        }
+      }
+    }
+    const float given = kTile == 0 ? p.quant_scale[owner.group] : 1.0f;
+
+    std::uint32_t col_amax[M::kWords] = {};
+    std::uint32_t largest[8], smallest[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const bool there = first + i < p.rows && col_in;
-      factor[i] = there ? source.RowFactor(first + i) : 0.0f;
-      if (there) {
-        source.Load(first + i, col, loaded[i]);
+      std::uint32_t w[M::kWords];
+      Source::Magnitudes(kept[i], w);
+      TameAll<M>(w, col_in && i < real, stats);
+      largest[i] = MaxWord<M>(w);
+      smallest[i] = MinWord<M>(w);
+      stats.amax_bits = max(stats.amax_bits, M::Largest(largest[i]));
+#pragma unroll
+      for (int j = 0; j < M::kWords; ++j) {
+        col_amax[j] = M::Max(col_amax[j], w[j]);
+      }
+    }
+    if constexpr (kTile > 0) {
+      // The two half warps hold the same columns: each keeps the maxima of four of them.
+      constexpr int kHalf = M::kWords / 2;
+      std::uint32_t half_max[kHalf];
+#pragma unroll
+      for (int j = 0; j < kHalf; ++j) {
+        const bool upper = lane >= 16;
+        const std::uint32_t send = upper ? col_amax[j] : col_amax[j + kHalf];
+        const std::uint32_t keep = upper ? col_amax[j + kHalf] : col_amax[j];
+        half_max[j] = M::Max(keep, __shfl_xor_sync(kFullMask, send, 16));
+      }
+      uint4 four;
+      if constexpr (kHalf == 2) {
+        four = make_uint4(half_max[0] << 16, half_max[0] & 0xFFFF0000u, half_max[1] << 16,
+                          half_max[1] & 0xFFFF0000u);
       } else {
-        Source::Zero(loaded[i]);
+        four = make_uint4(half_max[0], half_max[1], half_max[2], half_max[3]);
       }
+      *reinterpret_cast<uint4*>(&col_part[warp][lane16 * 8 + (lane >= 16 ? 4 : 0)]) = four;
     }
-    owner = FindOwner(p.groups, row0);  // while the loads are on their way
-    if (owner.group < 0) {
-      return;  // rows of no group are nobody's: not written
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      kept[i] = Source::Keep(loaded[i], factor[i]);
-    }
-  }
-  const int real = static_cast<int>(
-      max(std::int64_t{0}, min(std::int64_t{8}, owner.real_end - first)));  // of this thread's rows
-  if (real < 8) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (i >= real) {
-        Source::ZeroKept(kept[i]);
-      }
-    }
-  }
-  const float given = kTile == 0 ? p.quant_scale[owner.group] : 1.0f;
 
-  std::uint32_t col_amax[M::kWords] = {};
-  std::uint32_t largest[8], smallest[8];
+    if constexpr (kRow) {
+      float quant_scale[8];
+      if constexpr (kTile == 128) {
+        std::uint32_t top[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    std::uint32_t w[M::kWords];
-    Source::Magnitudes(kept[i], w);
-    TameAll<M>(w, col_in && i < real, stats);
-    largest[i] = MaxWord<M>(w);
-    smallest[i] = MinWord<M>(w);
-    stats.amax_bits = max(stats.amax_bits, M::Largest(largest[i]));
+        for (int i = 0; i < 8; ++i) {
+          top[i] = largest[i];
+        }
+        const std::uint32_t amax = M::Largest(HalfWarpMaxima<M, 8>(top));
+        const float mine = TileQuantScale<128>(amax, p);
+        if ((lane & 1) == 0) {
+          row_marked[0][slot * 8 + OwnedBy<8>(lane)] = Marked(mine, amax);
+        }
 #pragma unroll
-    for (int j = 0; j < M::kWords; ++j) {
-      col_amax[j] = M::Max(col_amax[j], w[j]);
-    }
-  }
-  if constexpr (kTile > 0) {
-    // The two half warps hold the same columns: each keeps the maxima of four of them.
-    constexpr int kHalf = M::kWords / 2;
-    std::uint32_t half_max[kHalf];
+        for (int i = 0; i < 8; ++i) {
+          quant_scale[i] = __shfl_sync(kFullMask, mine, OwnerOf<8>(lane, i));
+        }
+      } else {
 #pragma unroll
-    for (int j = 0; j < kHalf; ++j) {
-      const bool upper = lane >= 16;
-      const std::uint32_t send = upper ? col_amax[j] : col_amax[j + kHalf];
-      const std::uint32_t keep = upper ? col_amax[j + kHalf] : col_amax[j];
-      half_max[j] = M::Max(keep, __shfl_xor_sync(kFullMask, send, 16));
-    }
-    uint4 four;
-    if constexpr (kHalf == 2) {
-      four = make_uint4(half_max[0] << 16, half_max[0] & 0xFFFF0000u, half_max[1] << 16,
-                        half_max[1] & 0xFFFF0000u);
-    } else {
-      four = make_uint4(half_max[0], half_max[1], half_max[2], half_max[3]);
-    }
-    *reinterpret_cast<uint4*>(&col_part[warp][lane16 * 8 + (lane >= 16 ? 4 : 0)]) = four;
-  }
-
-  if constexpr (kRow) {
-    float quant_scale[8];
-    if constexpr (kTile == 128) {
-      std::uint32_t top[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        top[i] = largest[i];
+        for (int i = 0; i < 8; ++i) {
+          quant_scale[i] = given;
+          if constexpr (kTile == 32) {
+            const std::uint32_t amax = MaxOverLanes<4>(M::Largest(largest[i]));
+            quant_scale[i] = TileQuantScale<32>(amax, p);
+            if ((lane16 & 3) == 0) {
+              row_marked[lane16 / 4][slot * 8 + i] = Marked(quant_scale[i], amax);
+            }
+          }
+        }
       }
-      const std::uint32_t amax = M::Largest(HalfWarpMaxima<M, 8>(top));
-      const float mine = TileQuantScale<128>(amax, p);
-      if ((lane & 1) == 0) {
-        row_marked[0][slot * 8 + OwnedBy<8>(lane)] = Marked(mine, amax);
-      }
+      if (col_in) {
+        std::uint8_t* out = p.row.q + first * p.row.ld + col;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        quant_scale[i] = __shfl_sync(kFullMask, mine, OwnerOf<8>(lane, i));
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        quant_scale[i] = given;
-        if constexpr (kTile == 32) {
-          const std::uint32_t amax = MaxOverLanes<4>(M::Largest(largest[i]));
-          quant_scale[i] = TileQuantScale<32>(amax, p);
-          if ((lane16 & 3) == 0) {
-            row_marked[lane16 / 4][slot * 8 + i] = Marked(quant_scale[i], amax);
+        for (int i = 0; i < 8; ++i) {
+          float v[8];
+          Source::Values(kept[i], v);
+          const uint2 codes = Encode8(p.e5m2, v, quant_scale[i]);
+          if (first + i < p.rows) {
+            *reinterpret_cast<uint2*>(out + i * p.row.ld) = codes;
+          }
+          if (i < real) {
+            CountCast8(p.e5m2, v, codes, quant_scale[i], kTile == 0 ? M::Largest(largest[i]) : 0,
+                       M::Smallest(smallest[i]), stats);
           }
         }
       }
     }
-    if (col_in) {
-      std::uint8_t* out = p.row.q + first * p.row.ld + col;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        float v[8];
-        Source::Values(kept[i], v);
-        const uint2 codes = Encode8(p.e5m2, v, quant_scale[i]);
-        if (first + i < p.rows) {
-          *reinterpret_cast<uint2*>(out + i * p.row.ld) = codes;
-        }
-        if (i < real) {
-          CountCast8(p.e5m2, v, codes, quant_scale[i], kTile == 0 ? M::Largest(largest[i]) : 0,
-                     M::Smallest(smallest[i]), stats);
-        }
-      }
-    }
-  }
 
-  if constexpr (kTile > 0) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < kPerEdge * 128; i += 256) {
-      const int part = i / 128, c = i % 128;
-      std::uint32_t amax = 0;
+    if constexpr (kTile > 0) {
+      __syncthreads();
+      for (int i = threadIdx.x; i < kPerEdge * 128; i += 256) {
+        const int part = i / 128, c = i % 128;
+        std::uint32_t amax = 0;
 #pragma unroll
-      for (int w = 0; w < 8 / kPerEdge; ++w) {
-        amax = max(amax, col_part[part * (8 / kPerEdge) + w][c]);
+        for (int w = 0; w < 8 / kPerEdge; ++w) {
+          amax = max(amax, col_part[part * (8 / kPerEdge) + w][c]);
+        }
+        col_marked[part][c] = Marked(TileQuantScale<kTile>(amax, p), amax);
       }
-      col_marked[part][c] = Marked(TileQuantScale<kTile>(amax, p), amax);
+      __syncthreads();
     }
-    __syncthreads();
-  }
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float quant_scale =
-        kTile > 0 ? fabsf(col_marked[slot * 8 / kDivisor][lane16 * 8 + j]) : given;
-    float v[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      float all[8];
-      Source::Values(kept[i], all);
-      v[i] = all[j];
-    }
-    const uint2 codes = Encode8(p.e5m2, v, quant_scale);
-    StoreTransposed(codes_t, lane16 * 8 + j, slot, codes);
-    if (!kRow && col + j < p.cols) {
-      // Elements are counted with their column's scale; rows behind the group's end are left out.
-      const DType format = p.e5m2 ? DType::kE5M2 : DType::kE4M3;
+    for (int j = 0; j < 8; ++j) {
+      const float quant_scale =
+          kTile > 0 ? fabsf(col_marked[slot * 8 / kDivisor][lane16 * 8 + j]) : given;
+      float v[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const std::uint32_t magnitude = ((i < 4 ? codes.x : codes.y) >> (8 * (i & 3))) & 0x7Fu;
-        const bool counted = i < real, nonzero = v[i] != 0.0f;
-        stats.zero += counted && !nonzero ? 1 : 0;
-        stats.flushed += counted && nonzero && magnitude == 0 ? 1 : 0;
-        stats.saturated += counted && IsSaturated(format, __fmul_rn(v[i], quant_scale)) ? 1 : 0;
+        float all[8];
+        Source::Values(kept[i], all);
+        v[i] = all[j];
+      }
+      const uint2 codes = Encode8(p.e5m2, v, quant_scale);
+      StoreTransposed(codes_t, lane16 * 8 + j, slot, codes);
+      if (!kRow && col + j < p.cols) {
+        // Elements are counted with their column's scale; rows behind the group's end are left out.
+        const DType format = p.e5m2 ? DType::kE5M2 : DType::kE4M3;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const std::uint32_t magnitude = ((i < 4 ? codes.x : codes.y) >> (8 * (i & 3))) & 0x7Fu;
+          const bool counted = i < real, nonzero = v[i] != 0.0f;
+          stats.zero += counted && !nonzero ? 1 : 0;
+          stats.flushed += counted && nonzero && magnitude == 0 ? 1 : 0;
+          stats.saturated += counted && IsSaturated(format, __fmul_rn(v[i], quant_scale)) ? 1 : 0;
+        }
       }
     }
-  }
-  __syncthreads();
-  const int columns = static_cast<int>(min(std::int64_t{128}, p.cols - col0));
-  WriteTransposed<256>(codes_t, columns, p.col.q + col0 * p.col.ld + row0, p.col.ld);
-  if (kTile > 0) {
-    for (int i = threadIdx.x; i < kPerEdge * 128; i += 256) {
-      const int part = i / 128, at = i % 128;
-      if (at < columns) {
-        p.col.scale[(col0 + at) * p.col.row_stride + (row0 / kDivisor + part) * p.col.tile_stride] =
-            UnmarkedDequant(col_marked[part][at], !kRow, stats);
-      }
-      if (kRow && row0 + at < p.rows && part * kDivisor < columns) {
-        p.row.scale[(row0 + at) * p.row.row_stride + (col0 / kDivisor + part) * p.row.tile_stride] =
-            UnmarkedDequant(row_marked[part][at], true, stats);
+    __syncthreads();
+    const int columns = static_cast<int>(min(std::int64_t{128}, p.cols - col0));
+    WriteTransposed<256>(codes_t, columns, p.col.q + col0 * p.col.ld + row0, p.col.ld);
+    if (kTile > 0) {
+      for (int i = threadIdx.x; i < kPerEdge * 128; i += 256) {
+        const int part = i / 128, at = i % 128;
+        if (at < columns) {
+          p.col.scale[(col0 + at) * p.col.row_stride +
+                      (row0 / kDivisor + part) * p.col.tile_stride] =
+              UnmarkedDequant(col_marked[part][at], !kRow, stats);
+        }
+        if (kRow && row0 + at < p.rows && part * kDivisor < columns) {
+          p.row.scale[(row0 + at) * p.row.row_stride +
+                      (col0 / kDivisor + part) * p.row.tile_stride] =
+              UnmarkedDequant(row_marked[part][at], true, stats);
+        }
       }
     }
+    const std::int64_t real_rows =
+        max(std::int64_t{0}, min(std::int64_t{128}, owner.real_end - row0));
+    if (kTile == 0) {
+      NoteScale(stats.amax_bits, DequantScaleFromQuantScale(given), stats);
+    }
+    FlushStats(p.stats != nullptr ? p.stats + owner.group : nullptr, stats,
+               static_cast<std::uint64_t>(real_rows * columns));
+    __syncthreads();  // shared memory is free for the next tile
   }
-  const std::int64_t real_rows =
-      max(std::int64_t{0}, min(std::int64_t{128}, owner.real_end - row0));
-  if (kTile == 0) {
-    NoteScale(stats.amax_bits, DequantScaleFromQuantScale(given), stats);
-  }
-  FlushStats(p.stats != nullptr ? p.stats + owner.group : nullptr, stats,
-             static_cast<std::uint64_t>(real_rows * columns));
 }
 
 // ---------------------------------------------------------------- launch
+
+template <class Source, int kTile, bool kRow>
+void LaunchTiles(cudaStream_t stream, const Source& source, const QuantizeParams& p,
+                 unsigned tiles) {
+  constexpr int kBytes = kTileAhead<Source> ? 2 * 128 * 128 * 2 : 0;
+  constexpr unsigned kMost = 264;  // persistent: two a multiprocessor of the reference card
+  cudaFuncSetAttribute(quantize_tile_kernel<Source, kTile, kRow>,
+                       cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  const unsigned blocks = kTileAhead<Source> && tiles > kMost ? kMost : tiles;
+  quantize_tile_kernel<Source, kTile, kRow><<<blocks, 256, kBytes, stream>>>(source, p, tiles);
+}
 
 // kColumnsAlone: the column-wise copy may be wanted without the row-wise one.
 template <class Source, int kTile, bool kColumnsAlone>
@@ -591,22 +702,21 @@ void LaunchQuantize(cudaStream_t stream, const Source& source, const QuantizePar
   }
   if (p.col.q == nullptr) {
     const std::size_t smem =
-        kTile > 0 ? sizeof(float) * kRowsPerBlock * (p.cols / (kTile > 0 ? kTile : 1)) : 0;
-    if (smem > 48 * 1024) {
-      cudaFuncSetAttribute(quantize_row_kernel<Source, kTile>,
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem));
-    }
+        kStageBytes +
+        (kTile > 0 ? sizeof(float) * kRowsPerBlock * (p.cols / (kTile > 0 ? kTile : 1)) : 0);
+    cudaFuncSetAttribute(quantize_row_kernel<Source, kTile>,
+                         cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem));
     quantize_row_kernel<Source, kTile>
         <<<Blocks(p.rows, kRowsPerBlock), 256, smem, stream>>>(source, p);
     return;
   }
-  const unsigned blocks = Blocks(p.rows, 128) * Blocks(p.cols, 128);
+  const unsigned tiles = Blocks(p.rows, 128) * Blocks(p.cols, 128);
   if (p.row.q != nullptr) {
-    quantize_tile_kernel<Source, kTile, true><<<blocks, 256, 0, stream>>>(source, p);
+    LaunchTiles<Source, kTile, true>(stream, source, p, tiles);
   } else {
     OCTAVO_CHECK(kColumnsAlone, "a column-wise copy needs the row-wise one here");
     if constexpr (kColumnsAlone) {
-      quantize_tile_kernel<Source, kTile, false><<<blocks, 256, 0, stream>>>(source, p);
+      LaunchTiles<Source, kTile, false>(stream, source, p, tiles);
     }
   }
 }

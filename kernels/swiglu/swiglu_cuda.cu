@@ -29,6 +29,11 @@ struct SwigluSource {
   struct Kept {
     float v[8];
   };
+  static constexpr int kVectors = sizeof(T);  // gate, then up
+  __device__ __forceinline__ const void* Address(std::int64_t row, std::int64_t col, int v) const {
+    constexpr int kEach = sizeof(T) / 2;
+    return gate_up + row * 2 * f + col + (v >= kEach ? f : 0) + v % kEach * 4;
+  }
   __device__ __forceinline__ float RowFactor(std::int64_t row) const {
     return weight != nullptr ? weight[row] : 1.0f;
   }
@@ -416,16 +421,19 @@ __global__ void __launch_bounds__(512, 1) swiglu_backward_tile_kernel(BackwardPa
              static_cast<std::uint64_t>(real_rows * 2 * min(std::int64_t{128}, p.f - tile * 128)));
 }
 
-__global__ void sum_tiles_kernel(const float* partial, std::int64_t rows, std::int64_t tiles,
-                                 float* dweight) {
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (row < rows) {
-    float sum = 0;
-    for (std::int64_t t = 0; t < tiles; ++t) {
-      sum += partial[row * tiles + t];
-    }
-    dweight[row] = sum;
+// A thread a row; a block is within one group.
+__global__ void __launch_bounds__(128)
+    sum_tiles_kernel(const float* partial, std::int64_t rows, std::int64_t tiles, Groups groups,
+                     float* dweight) {
+  const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x) * 128, row = row0 + threadIdx.x;
+  if (FindOwner(groups, row0).group < 0 || row >= rows) {
+    return;
   }
+  float sum = 0;
+  for (std::int64_t t = 0; t < tiles; ++t) {
+    sum += partial[row * tiles + t];
+  }
+  dweight[row] = sum;
 }
 
 QuantizeParams MakeParams(const RowGroups& groups, std::int64_t cols, const QuantizeRule& rule,
@@ -471,8 +479,8 @@ void BackwardQuantized(OpsContext* context, const BackwardParams<bf16>& params) 
   swiglu_backward_tile_kernel<bf16, kTile>
       <<<static_cast<unsigned>(rows / 128 * f_tiles), 512, 0, context->stream>>>(p);
   if (p.dweight != nullptr) {
-    sum_tiles_kernel<<<Blocks(rows, 256), 256, 0, context->stream>>>(p.partial, rows, f_tiles,
-                                                                     p.dweight);
+    sum_tiles_kernel<<<Blocks(rows, 128), 128, 0, context->stream>>>(p.partial, rows, f_tiles,
+                                                                     p.quantize.groups, p.dweight);
   }
 }
 

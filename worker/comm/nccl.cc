@@ -1,0 +1,459 @@
+// NCCL communicator, built into the CUDA plug-in (no absl here; see communicator.h).
+//
+// Operations are enqueued on the backend's compute stream and return at once: a step never waits
+// for them. Waiting is bounded all the same. A watcher follows each operation through an event; one
+// that is not complete within the timeout, or an asynchronous error of NCCL (a lost peer), aborts
+// the communicator, which releases its kernels, so that whoever waits for the stream goes on and
+// the next call reports rank and operation. Initialisation is non-blocking with a deadline.
+//
+// libnccl.so.2 is opened at run time (OCTAVO_NCCL names another file): the plug-in loads without
+// it. NVLink multicast stays off. Uneven all-to-all is grouped send and receive; both sides agree
+// on counts, and zero counts are skipped on both sides.
+#if defined(OCTAVO_HAVE_NCCL)
+
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+#include <nccl.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "worker/comm/communicator.h"
+
+namespace octavo {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct NcclLibrary {
+  void* handle = nullptr;
+  std::string reason;  // why handle is null
+  decltype(&ncclGetVersion) version = nullptr;
+  decltype(&ncclGetUniqueId) unique_id = nullptr;
+  decltype(&ncclCommInitRankConfig) init = nullptr;
+  decltype(&ncclCommGetAsyncError) async_error = nullptr;
+  decltype(&ncclCommAbort) abort = nullptr;
+
+  decltype(&ncclGroupStart) group_start = nullptr;
+  decltype(&ncclGroupEnd) group_end = nullptr;
+  decltype(&ncclSend) send = nullptr;
+  decltype(&ncclRecv) receive = nullptr;
+  decltype(&ncclAllReduce) all_reduce = nullptr;
+  decltype(&ncclAllGather) all_gather = nullptr;
+  decltype(&ncclBroadcast) broadcast = nullptr;
+  decltype(&ncclGetErrorString) error_string = nullptr;
+
+  static const NcclLibrary& Get() {
+    static const NcclLibrary library = Open();
+    return library;
+  }
+
+ private:
+  static NcclLibrary Open() {
+    NcclLibrary l;
+    std::vector<std::string> names = {"libnccl.so.2", "/usr/local/cuda/lib64/libnccl.so.2"};
+    if (const char* forced = std::getenv("OCTAVO_NCCL")) {
+      names = {forced};
+    }
+    // Read by NCCL when it is loaded; an explicit setting of the operator wins.
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
+    for (const std::string& name : names) {
+      l.handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+      if (l.handle != nullptr) {
+        break;
+      }
+      const char* text = dlerror();
+      l.reason += (l.reason.empty() ? "" : "; ") + std::string(text != nullptr ? text : name);
+    }
+    if (l.handle == nullptr) {
+      return l;
+    }
+    const auto load = [&](auto* pointer, const char* symbol) {
+      *pointer =
+          reinterpret_cast<std::remove_pointer_t<decltype(pointer)>>(dlsym(l.handle, symbol));
+      if (*pointer == nullptr) {
+        l.reason = std::string("libnccl has no ") + symbol;
+      }
+    };
+    load(&l.version, "ncclGetVersion");
+    load(&l.unique_id, "ncclGetUniqueId");
+    load(&l.init, "ncclCommInitRankConfig");
+    load(&l.async_error, "ncclCommGetAsyncError");
+    load(&l.abort, "ncclCommAbort");
+    load(&l.group_start, "ncclGroupStart");
+    load(&l.group_end, "ncclGroupEnd");
+    load(&l.send, "ncclSend");
+    load(&l.receive, "ncclRecv");
+    load(&l.all_reduce, "ncclAllReduce");
+    load(&l.all_gather, "ncclAllGather");
+    load(&l.broadcast, "ncclBroadcast");
+    load(&l.error_string, "ncclGetErrorString");
+    if (!l.reason.empty()) {
+      l.handle = nullptr;
+    }
+    return l;
+  }
+};
+
+void Write(char* message, std::int64_t bytes, const std::string& text) {
+  if (message != nullptr && bytes > 0) {
+    std::snprintf(message, static_cast<std::size_t>(bytes), "%s", text.c_str());
+  }
+}
+
+ncclDataType_t TypeOf(DType t) {
+  switch (t) {
+    case DType::kF32:
+      return ncclFloat32;
+    case DType::kF64:
+      return ncclFloat64;
+    case DType::kI64:
+      return ncclInt64;
+    default:
+      return ncclBfloat16;
+  }
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(cudaStream_t stream, int device, int rank, int size, Clock::duration timeout)
+      : lib_(NcclLibrary::Get()),
+        stream_(stream),
+        device_(device),
+        rank_(rank),
+        size_(size),
+        timeout_(timeout) {}
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+  ~NcclCommunicator() override {
+    if (watcher_.joinable()) {
+      watcher_.request_stop();
+      watcher_.join();
+    }
+    for (Pending& p : pending_) {
+      (void)cudaEventDestroy(p.event);
+    }
+    for (cudaEvent_t e : spare_) {
+      (void)cudaEventDestroy(e);
+    }
+    (void)cudaFree(token_);
+    if (comm_ != nullptr) {
+      // Peers may be gone already: an abort never waits for them.
+      (void)lib_.abort(comm_);
+    }
+  }
+
+  // "" or why not.
+  std::string Init(const std::uint8_t* id) {
+    ncclUniqueId unique;
+    static_assert(sizeof(unique) == 128);
+    std::memcpy(&unique, id, sizeof(unique));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    if (cudaSetDevice(device_) != cudaSuccess ||
+        cudaMalloc(reinterpret_cast<void**>(&token_), 64) != cudaSuccess ||
+        cudaMemset(token_, 0, 64) != cudaSuccess) {
+      return "device " + std::to_string(device_) + " is not usable";
+    }
+    ncclResult_t status = lib_.init(&comm_, size_, unique, rank_, &config);
+    if (status == ncclSuccess || status == ncclInProgress) {
+      status = Settle();
+    }
+    if (status == ncclInProgress) {
+      return "not all " + std::to_string(size_) + " ranks came within the timeout";
+    }
+    if (status != ncclSuccess) {
+      return lib_.error_string(status);
+    }
+    watcher_ = std::jthread([this](std::stop_token stop) { Watch(stop); });
+    return "";
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  bool device_pointers() const override { return true; }
+
+  CommResult AllToAllV(const AllToAllVArgs& args) override {
+    counters_.all_to_all_calls += 1;
+    return Run("all_to_all_v", [&] {
+      std::int64_t send_at = 0, receive_at = 0, own_send = 0, own_receive = 0;
+      const auto* from = static_cast<const std::uint8_t*>(args.send);
+      auto* to = static_cast<std::uint8_t*>(args.receive);
+      lib_.group_start();
+      for (int peer = 0; peer < size_; ++peer) {
+        const std::size_t i = static_cast<std::size_t>(peer);
+        const std::int64_t out = args.send_bytes[i], in = args.receive_bytes[i];
+        if (peer == rank_) {
+          own_send = send_at;
+          own_receive = receive_at;
+        } else {
+          if (out > 0) {
+            lib_.send(from + send_at, static_cast<std::size_t>(out), ncclUint8, peer, comm_,
+                      stream_);
+            counters_.all_to_all_bytes += out;
+          }
+          if (in > 0) {
+            lib_.receive(to + receive_at, static_cast<std::size_t>(in), ncclUint8, peer, comm_,
+                         stream_);
+          }
+        }
+        send_at += out;
+        receive_at += in;
+      }
+      const ncclResult_t status = lib_.group_end();
+      const std::int64_t own = args.send_bytes[static_cast<std::size_t>(rank_)];
+      if (own > 0) {
+        (void)cudaMemcpyAsync(to + own_receive, from + own_send, static_cast<std::size_t>(own),
+                              cudaMemcpyDeviceToDevice, stream_);
+      }
+      return status;
+    });
+  }
+
+  CommResult AllReduce(void* data, std::int64_t count, DType dtype, ReduceOp op) override {
+    if (dtype != DType::kF32 && dtype != DType::kF64 && dtype != DType::kI64 &&
+        dtype != DType::kBF16) {
+      return Fault("all_reduce", "takes kF32, kF64, kI64 or kBF16");
+    }
+    counters_.all_reduce_calls += 1;
+    counters_.all_reduce_bytes += size_ > 1 ? count * DTypeBytes(dtype) : 0;
+    return Run("all_reduce", [&] {
+      return count == 0
+                 ? ncclSuccess
+                 : lib_.all_reduce(data, data, static_cast<std::size_t>(count), TypeOf(dtype),
+                                   op == ReduceOp::kSum ? ncclSum : ncclMax, comm_, stream_);
+    });
+  }
+
+  CommResult AllGather(const void* send, void* receive, std::int64_t bytes) override {
+    counters_.all_gather_bytes += bytes * (size_ - 1);
+    return Run("all_gather", [&] {
+      return bytes == 0 ? ncclSuccess
+                        : lib_.all_gather(send, receive, static_cast<std::size_t>(bytes), ncclUint8,
+                                          comm_, stream_);
+    });
+  }
+
+  CommResult Broadcast(void* data, std::int64_t bytes, int root) override {
+    counters_.broadcast_bytes += rank_ == root ? bytes * (size_ - 1) : 0;
+    return Run("broadcast", [&] {
+      return bytes == 0 ? ncclSuccess
+                        : lib_.broadcast(data, data, static_cast<std::size_t>(bytes), ncclUint8,
+                                         root, comm_, stream_);
+    });
+  }
+
+  // Host and stream have both passed it.
+  CommResult Barrier() override {
+    CommResult result = Run("barrier", [&] {
+      return lib_.all_reduce(token_, token_, 1, ncclFloat32, ncclSum, comm_, stream_);
+    });
+    if (result.ok()) {
+      // Bounded: the watcher aborts a barrier that does not complete, which releases the stream.
+      (void)cudaStreamSynchronize(stream_);
+      result = State("barrier");
+    }
+    return result;
+  }
+
+  void Abort() override { Fail(CommResult::Code::kPeerLost, "aborted by this rank"); }
+
+ private:
+  struct Pending {
+    cudaEvent_t event;
+    const char* what;
+    std::int64_t call;
+    Clock::time_point deadline;
+  };
+
+  std::string Where(const char* what, std::int64_t call) const {
+    return "rank " + std::to_string(rank_) + " of " + std::to_string(size_) + ": " + what +
+           " (call " + std::to_string(call) + "): ";
+  }
+  CommResult Fault(const char* what, const std::string& text) const {
+    return {CommResult::Code::kFault, Where(what, calls_) + text};
+  }
+  CommResult State(const char* what) {
+    std::lock_guard lock(mutex_);
+    if (failure_.ok()) {
+      return {};
+    }
+    return {failure_.code, Where(what, calls_) + failure_.message};
+  }
+
+  // Keeps the first failure, then releases NCCL's kernels.
+  void Fail(CommResult::Code code, const std::string& text) {
+    std::lock_guard lock(mutex_);
+    if (!failure_.ok()) {
+      return;
+    }
+    failure_ = {code, text};
+    if (comm_ != nullptr) {
+      (void)lib_.abort(comm_);
+      comm_ = nullptr;
+    }
+  }
+
+  // Waits until a non-blocking call is settled, at most the timeout.
+  ncclResult_t Settle() {
+    const Clock::time_point deadline = Clock::now() + timeout_;
+    ncclResult_t state = ncclInProgress;
+    while (Clock::now() < deadline) {
+      if (lib_.async_error(comm_, &state) != ncclSuccess) {
+        return ncclInternalError;
+      }
+      if (state != ncclInProgress) {
+        return state;
+      }
+      std::this_thread::yield();
+    }
+    return ncclInProgress;
+  }
+
+  template <class Enqueue>
+  CommResult Run(const char* what, Enqueue enqueue) {
+    ++calls_;
+    CommResult state = State(what);
+    if (!state.ok()) {
+      return state;
+    }
+    (void)cudaSetDevice(device_);
+    ncclResult_t status = enqueue();
+    if (status == ncclInProgress) {
+      status = Settle();
+    }
+    if (status != ncclSuccess) {
+      const bool late = status == ncclInProgress;
+      const std::string text =
+          late ? "was not accepted within the timeout" : lib_.error_string(status);
+      Fail(late ? CommResult::Code::kTimeout : CommResult::Code::kFault, text);
+      return State(what);
+    }
+    std::lock_guard lock(mutex_);
+    cudaEvent_t event = nullptr;
+    if (!spare_.empty()) {
+      event = spare_.back();
+      spare_.pop_back();
+    } else if (cudaEventCreateWithFlags(&event, cudaEventDisableTiming) != cudaSuccess) {
+      return Fault(what, "no event");
+    }
+    (void)cudaEventRecord(event, stream_);
+    pending_.push_back({event, what, calls_, Clock::now() + timeout_});
+    wake_.notify_one();
+    return {};
+  }
+
+  void Watch(std::stop_token stop) {
+    (void)cudaSetDevice(device_);
+    std::unique_lock lock(mutex_);
+    while (!stop.stop_requested()) {
+      if (pending_.empty()) {
+        wake_.wait(lock, stop, [&] { return !pending_.empty(); });
+        continue;
+      }
+      while (!pending_.empty() && cudaEventQuery(pending_.front().event) != cudaErrorNotReady) {
+        spare_.push_back(pending_.front().event);
+        pending_.pop_front();
+      }
+      if (!pending_.empty() && failure_.ok()) {
+        const Pending& oldest = pending_.front();
+        ncclResult_t state = ncclSuccess;
+        const bool broken = lib_.async_error(comm_, &state) != ncclSuccess ||
+                            (state != ncclSuccess && state != ncclInProgress);
+        const bool late = Clock::now() >= oldest.deadline;
+        if (broken || late) {
+          failure_ = {broken ? CommResult::Code::kPeerLost : CommResult::Code::kTimeout,
+                      std::string("an earlier ") + oldest.what + " (call " +
+                          std::to_string(oldest.call) + ") " +
+                          (broken ? std::string("failed: ") + lib_.error_string(state)
+                                  : "did not complete within the timeout")};
+          (void)lib_.abort(comm_);
+          comm_ = nullptr;
+        }
+      }
+      // Events cannot be waited for together with a deadline; look again soon.
+      wake_.wait_for(lock, stop, std::chrono::milliseconds(20), [] { return false; });
+    }
+  }
+
+  // Constant after Init.
+  const NcclLibrary& lib_;
+  const cudaStream_t stream_;
+  const int device_, rank_, size_;
+  const Clock::duration timeout_;
+  float* token_ = nullptr;
+  // The owning thread's.
+  std::int64_t calls_ = 0;
+  // Guarded by mutex_ (comm_ is read without it by the owning thread while failure_ is ok).
+  std::mutex mutex_;
+  std::condition_variable_any wake_;
+  ncclComm_t comm_ = nullptr;
+  CommResult failure_;
+  std::deque<Pending> pending_;
+  std::vector<cudaEvent_t> spare_;
+  std::jthread watcher_;
+};
+
+}  // namespace
+
+// Entries for kernels/cuda/backend.cu.
+int NcclVersion() {
+  const NcclLibrary& lib = NcclLibrary::Get();
+  int version = 0;
+  if (lib.handle != nullptr) {
+    (void)lib.version(&version);
+  }
+  return version;
+}
+
+int NcclUniqueId(std::uint8_t* id, char* message, std::int64_t message_bytes) {
+  const NcclLibrary& lib = NcclLibrary::Get();
+  ncclUniqueId unique;
+  if (lib.handle == nullptr) {
+    Write(message, message_bytes, "NCCL is not available: " + lib.reason);
+    return 1;
+  }
+  const ncclResult_t status = lib.unique_id(&unique);
+  if (status != ncclSuccess) {
+    Write(message, message_bytes, std::string("ncclGetUniqueId: ") + lib.error_string(status));
+    return 1;
+  }
+  std::memcpy(id, &unique, sizeof(unique));
+  return 0;
+}
+
+Communicator* NcclCreate(void* stream, int device, const std::uint8_t* id, int rank, int size,
+                         double timeout_seconds, char* message, std::int64_t message_bytes) {
+  const NcclLibrary& lib = NcclLibrary::Get();
+  if (lib.handle == nullptr) {
+    Write(message, message_bytes, "NCCL is not available: " + lib.reason);
+    return nullptr;
+  }
+  auto comm = std::make_unique<NcclCommunicator>(
+      static_cast<cudaStream_t>(stream), device, rank, size,
+      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds)));
+  const std::string reason = comm->Init(id);
+  if (!reason.empty()) {
+    Write(message, message_bytes,
+          "rank " + std::to_string(rank) + " of " + std::to_string(size) +
+              ": NCCL initialisation on device " + std::to_string(device) + ": " + reason);
+    return nullptr;
+  }
+  return comm.release();
+}
+
+}  // namespace octavo
+
+#endif  // OCTAVO_HAVE_NCCL
