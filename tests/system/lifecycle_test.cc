@@ -78,9 +78,9 @@ TEST(Lifecycle, HigherPriorityRunsFirst) {
   cluster.Submit(cluster.Spec({.name = "running", .steps = 60, .ranks = 1, .expert_parallel = 1}));
   cluster.WaitFor("running", Reaches(1), "step 1");
   cluster.Submit(cluster.Spec(
-      {.name = "low", .steps = 3, .ranks = 1, .expert_parallel = 1, .priority = 1}));
+      {.name = "low", .steps = 8, .ranks = 1, .expert_parallel = 1, .priority = 1}));
   cluster.Submit(cluster.Spec(
-      {.name = "high", .steps = 3, .ranks = 1, .expert_parallel = 1, .priority = 9}));
+      {.name = "high", .steps = 8, .ranks = 1, .expert_parallel = 1, .priority = 9}));
   const v1::Job low = cluster.WaitForEnd("low");
   const v1::Job high = cluster.WaitForEnd("high");
   ASSERT_EQ(high.attempts_size(), 1);

@@ -241,14 +241,22 @@ std::string TempCluster::Spec(const SpecOptions& o) const {
 grpc::Status TempCluster::TrySubmit(const std::string& yaml, const std::string& request_id,
                                     v1::Job* job) {
   static int counter = 0;
-  grpc::ClientContext context;
-  context.set_wait_for_ready(true);
-  context.set_deadline(std::chrono::system_clock::now() + seconds(20));
   v1::SubmitJobRequest request;
   request.set_spec_yaml(yaml);
   request.set_file_name("job.yaml");
   request.set_request_id(request_id.empty() ? "system-" + std::to_string(++counter) : request_id);
-  return stub_->SubmitJob(&context, request, job);
+  grpc::Status status;
+  // A connection that broke with the controller is UNAVAILABLE; the request id makes a repeat safe.
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    grpc::ClientContext context;
+    context.set_wait_for_ready(true);
+    context.set_deadline(std::chrono::system_clock::now() + seconds(20));
+    status = stub_->SubmitJob(&context, request, job);
+    if (status.error_code() != grpc::StatusCode::UNAVAILABLE) {
+      break;
+    }
+  }
+  return status;
 }
 
 v1::Job TempCluster::Submit(const std::string& yaml, const std::string& request_id) {
