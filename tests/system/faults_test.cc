@@ -120,8 +120,17 @@ TEST(Faults, RanksNeverOutliveAKilledWorker) {
 }
 
 TEST(Faults, AGangThatCannotFormFailsWithTheReason) {
-  // A rank program that ends at once: no rank ever meets another.
-  TempCluster cluster({.workers = 2, .worker_flags = {"--rank-binary", "/bin/false"}});
+  // A rank program that answers the probe and then ends at once: no rank ever meets another.
+  const std::string program =
+      std::filesystem::temp_directory_path() / ("octavo-rank-gone-" + std::to_string(getpid()));
+  {
+    std::FILE* f = std::fopen(program.c_str(), "w");
+    std::fprintf(f, "#!/bin/sh\ncase \"$*\" in *--probe*) exec '%s/octavo-rank' \"$@\";; esac\nexit 3\n",
+                 OCTAVO_BIN_DIR);
+    std::fclose(f);
+    std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  }
+  TempCluster cluster({.workers = 2, .worker_flags = {"--rank-binary", program}});
   cluster.Submit(cluster.Spec({.steps = 5, .restart_max = 1, .gang_timeout_seconds = 5}));
   const v1::Job job = cluster.WaitForEnd("test");
   EXPECT_EQ(job.state(), v1::FAILED);
@@ -131,6 +140,7 @@ TEST(Faults, AGangThatCannotFormFailsWithTheReason) {
               job.attempts(0).end_class() == v1::GANG_TIMEOUT)
       << v1::FailureClass_Name(job.attempts(0).end_class());
   EXPECT_NE(job.attempts(0).end_reason().find("rank"), std::string::npos);
+  std::filesystem::remove(program);
 }
 
 TEST(Faults, AJobWithoutProgressStopsRestarting) {

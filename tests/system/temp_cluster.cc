@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -225,7 +226,7 @@ std::string TempCluster::Spec(const SpecOptions& o) const {
     << "  moe: {num_experts: 4, experts_per_token: 2, expert_hidden: 128}\n"
     << "parallel: {ranks: " << o.ranks << ", expert_parallel: " << o.expert_parallel << "}\n"
     << "train:\n  steps: " << o.steps << "\n  sequence_length: 64\n  global_batch: 4\n  seed: 7\n"
-    << "  schedule: {kind: cosine, lr: 3e-3, min_lr: 3e-4, warmup_steps: 5}\n"
+    << "  schedule: {kind: cosine, lr: 3e-3, min_lr: 3e-4, warmup_steps: " << std::min(5, o.steps - 1) << "}\n"
     << "data: {path: " << SharedDataset() << "}\n"
     << "checkpoint: {path: "
     << (o.checkpoint_path.empty() ? dir_ + "/checkpoints/" + o.name : o.checkpoint_path)
