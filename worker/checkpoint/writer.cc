@@ -30,9 +30,10 @@ void ShardWriter::Start(ShardWriteRequest request) {
   OCTAVO_CHECK(!active_);
   active_ = true;
   done_.store(false, std::memory_order_relaxed);
-  thread_ = std::jthread([this, request = std::move(request)] {
+  request_ = std::move(request);
+  thread_ = std::jthread([this] {
     const auto begin = std::chrono::steady_clock::now();
-    result_ = WriteShard(fs_, request);
+    result_ = WriteShard(fs_, request_);
     write_seconds_ =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     done_.store(true, std::memory_order_release);

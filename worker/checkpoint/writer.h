@@ -52,9 +52,13 @@ class ShardWriter {
   // Waits for the end of the write; REQUIRES: active(). Disk errors are returned here.
   absl::StatusOr<ShardFile> Finish();
   double write_seconds() const { return write_seconds_; }  // of the last finished write
+  // The buffers of the last finished write, for the next copy: fresh memory costs a page fault for
+  // every 4 KiB, several times the copy itself. REQUIRES: !active().
+  std::vector<OwnedTensor> TakeBuffers() { return std::move(request_.tensors); }
 
  private:
   FileSystem& fs_;
+  ShardWriteRequest request_;  // the thread's while active
   bool active_ = false;
   std::atomic<bool> done_{true};
   absl::StatusOr<ShardFile> result_;  // written by the thread, read after join

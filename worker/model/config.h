@@ -70,6 +70,7 @@ struct RunConfig {
   std::uint64_t seed = 0;
   bool allow_emulation = false;
   bool strict_precision = false;
+  std::int32_t stale_after = 64;  // delayed scaling: steps without a push before a window empties
 
   std::int64_t tokens() const { return sequence_length * microbatch_sequences; }
   DType act_dtype() const { return fp32 ? DType::kF32 : DType::kBF16; }

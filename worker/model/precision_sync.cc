@@ -24,7 +24,7 @@ std::string NameOf(const TensorSite& s) {
 }  // namespace
 
 absl::Status PushAmax(TensorStates& states, const PrecisionPlan& plan, Exchange& world,
-                      Exchange& expert_data) {
+                      Exchange& expert_data, std::int32_t stale_after) {
   std::vector<std::int32_t> dense, expert;
   for (std::size_t i = 0; i < states.sites().size(); ++i) {
     const TensorSite& site = states.sites()[i];
@@ -32,7 +32,7 @@ absl::Status PushAmax(TensorStates& states, const PrecisionPlan& plan, Exchange&
       (site.expert < 0 ? dense : expert).push_back(static_cast<std::int32_t>(i));
     }
   }
-  const auto push = [&states](const std::vector<std::int32_t>& indices, Exchange& group) {
+  const auto push = [&states, stale_after](const std::vector<std::int32_t>& indices, Exchange& group) {
     std::vector<float> amax;
     for (std::int32_t i : indices) {
       const StatSlot& slot = states.host_stats()[static_cast<std::size_t>(i)];
@@ -43,7 +43,7 @@ absl::Status PushAmax(TensorStates& states, const PrecisionPlan& plan, Exchange&
                                      DType::kF32, ReduceOp::kMax),
                  "reducing amax"));
     for (std::size_t i = 0; i < indices.size(); ++i) {
-      states.delayed(indices[i]).Push(amax[i], kStaleAfterDefault);
+      states.delayed(indices[i]).Push(amax[i], stale_after);
     }
     return absl::OkStatus();
   };

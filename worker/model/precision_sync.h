@@ -17,7 +17,7 @@ namespace octavo {
 // cast of every microbatch), reduced by maximum over the ranks that hold the tensor; a tensor with
 // a non-finite element counts as +∞. Two packed reductions, none when the plan has no delayed site.
 absl::Status PushAmax(TensorStates& states, const PrecisionPlan& plan, Exchange& world,
-                      Exchange& expert_data);
+                      Exchange& expert_data, std::int32_t stale_after);
 
 // "precision.LAYER.OP.TENSOR" or, for one expert, "precision.LAYER.OP.TENSOR.EXPERT"; primed only.
 std::vector<StateTensor> ExportWindows(const TensorStates& states);

@@ -263,7 +263,7 @@ absl::Status TransformerImpl::EndStep(bool applied) {
   if (!applied) {
     return absl::OkStatus();
   }
-  RETURN_IF_ERROR(PushAmax(*states_, plan_, *world_, *expert_data_));
+  RETURN_IF_ERROR(PushAmax(*states_, plan_, *world_, *expert_data_, options_.run.stale_after));
   states_->UploadQuantScales();
   for (std::int32_t l = 0; l < model.layers; ++l) {
     if (decoder_->is_moe(l) && decoder_->bias(l) != nullptr) {

@@ -9,9 +9,6 @@
 
 namespace octavo {
 
-// Steps without a push after which the window is forgotten and the next use primes again.
-inline constexpr std::int32_t kStaleAfterDefault = 64;
-
 class DelayedScaling {
  public:
   // Uses recipe.{history_len, amax_algo, margin} and the format of this tensor (E5M2 for gradients

@@ -200,7 +200,7 @@ absl::Status Checkpointer::Save(Transformer& model, const TrainState& state, boo
     writer_.Start(
         {.folder = store_.PartialPath(state.step),
          .rank = layout_.rank,
-         .tensors = CopyOwnedState(model, options_.backend, layout_),
+         .tensors = CopyOwnedState(model, options_.backend, layout_, writer_.TakeBuffers()),
          .metadata = {{"job_uid", options_.config.job_uid}, {"step", StrCat(state.step)}}});
     stall_seconds_ += SecondsSince(begin);
   }

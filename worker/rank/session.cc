@@ -34,7 +34,9 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Connect(const Opti
   const auto channel =
       grpc::CreateCustomChannel(options.socket, grpc::InsecureChannelCredentials(), arguments);
   const auto limit = milliseconds(kRankHelloTimeoutMs);
-  if (!channel->WaitForConnected(std::chrono::system_clock::now() + limit)) {
+  const gpr_timespec deadline = gpr_time_add(
+      gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(kRankHelloTimeoutMs, GPR_TIMESPAN));
+  if (!channel->WaitForConnected(deadline)) {
     return DeadlineExceededError(StrCat("connecting to the worker at ", options.socket,
                                         ": no connection within ", kRankHelloTimeoutMs, " ms"));
   }

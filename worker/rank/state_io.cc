@@ -49,9 +49,17 @@ std::vector<char> ConvertMoments(const std::vector<char>& in, DType from) {
 }  // namespace
 
 std::vector<OwnedTensor> CopyOwnedState(Transformer& model, const Backend& backend,
-                                        const ShardLayout& layout) {
+                                        const ShardLayout& layout,
+                                        std::vector<OwnedTensor> buffers) {
   Parameters& parameters = model.parameters();
   std::vector<OwnedTensor> out;
+  // The order of the pieces does not change during an attempt, so buffer i fits tensor i.
+  const auto take = [&out, &buffers](OwnedTensor t) -> OwnedTensor& {
+    if (out.size() < buffers.size()) {
+      t.bytes = std::move(buffers[out.size()].bytes);
+    }
+    return out.emplace_back(std::move(t));
+  };
   for (const ShardPiece& piece : HeldPieces(parameters.all(), layout)) {
     if (piece.owner != layout.rank) {
       continue;
@@ -59,14 +67,13 @@ std::vector<OwnedTensor> CopyOwnedState(Transformer& model, const Backend& backe
     const Parameter& p = parameters.all()[static_cast<std::size_t>(piece.parameter)];
     for (const StoredBuffer& buffer : BuffersOf(p, parameters.moment_dtype())) {
       const std::int64_t width = DTypeBytes(buffer.dtype);
-      OwnedTensor t{
-          .name = piece.base + buffer.suffix, .dtype = buffer.dtype, .shape = piece.shape};
+      OwnedTensor& t =
+          take({.name = piece.base + buffer.suffix, .dtype = buffer.dtype, .shape = piece.shape});
       t.bytes.resize(static_cast<std::size_t>(piece.count * width));
       backend.ops->copy(backend.context, {.dst = t.bytes.data(),
                                           .src = buffer.data + piece.local_first * width,
                                           .bytes = piece.count * width,
                                           .kind = CopyKind::kToHost});
-      out.push_back(std::move(t));
     }
   }
   backend.ops->synchronize(backend.context);
@@ -74,11 +81,10 @@ std::vector<OwnedTensor> CopyOwnedState(Transformer& model, const Backend& backe
     if (!StoresState(state.expert, layout)) {
       continue;
     }
-    OwnedTensor t{.name = (state.expert ? kExpertStatePrefix : kStatePrefix) + state.name,
-                  .shape = {static_cast<std::int64_t>(state.values.size())}};
+    OwnedTensor& t = take({.name = (state.expert ? kExpertStatePrefix : kStatePrefix) + state.name,
+                           .shape = {static_cast<std::int64_t>(state.values.size())}});
     t.bytes.resize(state.values.size() * sizeof(float));
     std::memcpy(t.bytes.data(), state.values.data(), t.bytes.size());
-    out.push_back(std::move(t));
   }
   return out;
 }

@@ -15,8 +15,10 @@ namespace octavo {
 
 // Copies of all that this rank stores: FP32 masters, moments, precision state. Waits for the
 // device.
+// `buffers` are those of an earlier copy (ShardWriter::TakeBuffers) or empty.
 std::vector<OwnedTensor> CopyOwnedState(Transformer& model, const Backend& backend,
-                                        const ShardLayout& layout);
+                                        const ShardLayout& layout,
+                                        std::vector<OwnedTensor> buffers);
 
 // Fills parameters, moments and precision state from the checkpoint, whatever ranks wrote it.
 // Between tensors it asks `interrupted`; true ends it early with CANCELLED. DATA_LOSS names the
