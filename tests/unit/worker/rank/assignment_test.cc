@@ -38,7 +38,7 @@ train:
   validation: {interval_steps: 50, batches: 3}
 data: {path: /data/text.octd}
 checkpoint: {path: /ckpt, interval_steps: 25, keep: 3}
-precision: {recipe: fp8_flow}
+precision: {recipe: fp8_flow, policy: {stale_after: 77}}
 )";
 
 TEST(AssignmentTest, EveryFieldOfTheSpecArrives) {
@@ -76,6 +76,7 @@ TEST(AssignmentTest, EveryFieldOfTheSpecArrives) {
   EXPECT_EQ(config->checkpoint.root, "/ckpt/demo-1234");
   EXPECT_EQ(config->checkpoint.keep, 3);
   EXPECT_EQ(config->max_skips_in_a_row, 3);
+  EXPECT_EQ(config->run.stale_after, 77);
   EXPECT_TRUE(config->checkpoint_before_switch);
   EXPECT_EQ(config->attempt, 3);
 }
