@@ -78,12 +78,25 @@ void Mailbox::RunBatch(std::vector<Event> events) {
     last_tick_ = tick;
     core_->Tick(Time());
   }
+  outputs.push_back({.effects = core_->TakeEffects(), .release = {}});
+  CommitAndRelease(std::move(outputs));
+  // A client's answer does not wait for the pass that its request asks for.
   if (core_->WantsSchedule(Time())) {
     const std::int64_t begin = clock_->MonotonicMicros();
     core_->Schedule(Time());
     sink_->ObservePassSeconds(static_cast<double>(clock_->MonotonicMicros() - begin) / 1e6);
+    std::vector<Output> placed;
+    placed.push_back({.effects = core_->TakeEffects(), .release = {}});
+    CommitAndRelease(std::move(placed));
   }
-  outputs.push_back({.effects = core_->TakeEffects(), .release = {}});
+  const std::int64_t now = clock_->MonotonicMicros();
+  if (now - last_census_ >= options_.census_ms * 1000) {
+    last_census_ = now;
+    sink_->Observe(core_->TakeCensus());
+  }
+}
+
+void Mailbox::CommitAndRelease(std::vector<Output> outputs) {
   const StoreBatch batch = core_->TakeBatch();
   const absl::Status stored = batch.empty() ? absl::OkStatus() : Commit(batch, stop_);
   for (Output& output : outputs) {
@@ -93,11 +106,6 @@ void Mailbox::RunBatch(std::vector<Event> events) {
     if (output.release) {
       output.release(stored);
     }
-  }
-  const std::int64_t now = clock_->MonotonicMicros();
-  if (now - last_census_ >= options_.census_ms * 1000) {
-    last_census_ = now;
-    sink_->Observe(core_->TakeCensus());
   }
 }
 

@@ -73,6 +73,7 @@ class Mailbox {
 
   void Run(const std::stop_token& stop);
   void RunBatch(std::vector<Event> events);
+  void CommitAndRelease(std::vector<Output> outputs);
   absl::Status Commit(const StoreBatch& batch, const std::stop_token& stop);
   Now Time() const { return {clock_->MonotonicMicros(), clock_->UnixMicros()}; }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
+#include <unordered_map>
 
 #include "base/status.h"
 #include "base/str.h"
@@ -415,14 +417,44 @@ WorkerView ViewOf(const WorkerRecord& worker) {
 }
 
 ClusterView ClusterOf(const CoreState& state) {
+  // Busy slots as bits: this runs for every pass over every worker and rank.
+  std::unordered_map<std::string_view, std::vector<bool>> busy;
+  const auto occupy = [&busy](std::string_view worker, std::int32_t slot) {
+    std::vector<bool>& slots = busy[worker];
+    if (slot >= 0) {
+      slots.resize(std::max(slots.size(), static_cast<std::size_t>(slot) + 1));
+      slots[static_cast<std::size_t>(slot)] = true;
+    }
+  };
+  for (const auto& [name, worker] : state.workers) {
+    for (const auto& [key, rank] : worker.running) {
+      occupy(name, rank.slot());
+    }
+  }
+  constexpr std::string_view kPrefix = "workers/";
+  for (const std::string& uid : state.live) {
+    const JobRecord& job = *state.jobs.at(uid);
+    if (!job.current.has_value()) {
+      continue;
+    }
+    const internal::v1::StoredAttempt& attempt = job.current->stored;
+    for (std::int32_t rank = 0; rank < attempt.ranks_size(); ++rank) {
+      if (!attempt.ranks(rank).ended()) {
+        const v1::Placement& placement = attempt.attempt().placements(rank);
+        occupy(std::string_view(placement.worker()).substr(kPrefix.size()), placement.slot());
+      }
+    }
+  }
   ClusterView cluster;
-  const Occupants occupants = OccupantsOf(state);
+  cluster.workers.reserve(state.workers.size());
   for (const auto& [name, worker] : state.workers) {
     WorkerView view = ViewOf(worker);
-    const auto busy = occupants.find(name);
+    const auto taken = busy.find(name);
     for (const v1::SlotFacts& slot : worker.slots) {
-      if (!worker.poisoned.contains(slot.slot()) &&
-          (busy == occupants.end() || !busy->second.contains(slot.slot()))) {
+      const auto index = static_cast<std::size_t>(slot.slot());
+      const bool is_busy =
+          taken != busy.end() && index < taken->second.size() && taken->second[index];
+      if (!is_busy && !worker.poisoned.contains(slot.slot())) {
         view.free_slots.push_back(slot.slot());
       }
     }
