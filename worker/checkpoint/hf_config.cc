@@ -311,4 +311,27 @@ absl::StatusOr<HfConfig> ParseHfConfig(std::string_view text, const std::string&
   return out;
 }
 
+std::string ModelAsJobYaml(const ModelConfig& m) {
+  const auto truth = [](bool value) { return value ? "true" : "false"; };
+  const RouterOptions& r = m.router;
+  std::string out = StrCat(
+      "model:\n  family: ", m.family == ModelFamily::kMixtral ? "mixtral" : "qwen3_moe",
+      "\n  layers: ", m.layers, "\n  hidden: ", m.hidden, "\n  heads: ", m.heads,
+      "\n  kv_heads: ", m.kv_heads, "\n  head_dim: ", m.head_dim, "\n  qk_norm: ", truth(m.qk_norm),
+      "\n  vocab_size: ", m.vocab, "\n  rope_theta: ", Number(m.rope_theta).dump(),
+      "\n  norm_eps: ", Number(m.norm_eps).dump(),
+      "\n  tied_embeddings: ", truth(m.tied_embeddings),
+      "\n  init_std: ", Number(m.init_std).dump(), "\n");
+  if (!m.dense_layers.empty()) {
+    StrAppend(&out, "  dense_layers: [", StrJoin(m.dense_layers, ", "),
+              "]\n  dense_hidden: ", m.dense_hidden, "\n");
+  }
+  StrAppend(&out, "  moe:\n    num_experts: ", m.experts,
+            "\n    experts_per_token: ", m.experts_per_token,
+            "\n    expert_hidden: ", m.expert_hidden,
+            "\n    router:\n      normalize_topk: ", truth(r.normalize_topk),
+            "\n      aux_loss_coefficient: ", Number(r.aux_coefficient).dump(), "\n");
+  return out;
+}
+
 }  // namespace octavo

@@ -44,4 +44,7 @@ struct HfConfig {
 // (named). `path` is for messages.
 absl::StatusOr<HfConfig> ParseHfConfig(std::string_view text, const std::string& path);
 
+// The `model:` part of a job that trains this architecture on.
+std::string ModelAsJobYaml(const ModelConfig& model);
+
 }  // namespace octavo

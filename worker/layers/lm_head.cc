@@ -31,16 +31,7 @@ void LmHead::Run(const LayerContext& ctx, const LmHeadScratch& scratch, const vo
   for (std::int64_t begin = 0; begin < shape_.tokens; begin += scratch.chunk) {
     const std::int64_t rows = std::min(scratch.chunk, shape_.tokens - begin);
     const auto* h_rows = static_cast<const std::uint8_t*>(h) + begin * row_bytes;
-    ctx.ops().gemm(ctx.device(), {.m = rows,
-                                  .n = shape_.vocab,
-                                  .k = shape_.hidden,
-                                  .a = {.data = h_rows, .dtype = ctx.act},
-                                  .b = {.data = weight, .dtype = ctx.act},
-                                  .c = scratch.logits,
-                                  .c_dtype = DType::kF32,
-                                  .ldc = 0,
-                                  .accumulate = false,
-                                  .mode = Accumulate::kPromoted});
+    Logits(ctx, scratch, h, begin, rows);
     ctx.ops().cross_entropy(ctx.device(), {.rows = rows,
                                            .vocab = shape_.vocab,
                                            .logits = scratch.logits,
@@ -84,6 +75,22 @@ void LmHead::Run(const LayerContext& ctx, const LmHeadScratch& scratch, const vo
                                   .accumulate = true,
                                   .mode = Accumulate::kPromoted});
   }
+}
+
+void LmHead::Logits(const LayerContext& ctx, const LmHeadScratch& scratch, const void* h,
+                    std::int64_t first, std::int64_t rows) const {
+  const std::int64_t row_bytes = shape_.hidden * ctx.act_bytes();
+  const auto* h_rows = static_cast<const std::uint8_t*>(h) + first * row_bytes;
+  ctx.ops().gemm(ctx.device(), {.m = rows,
+                                .n = shape_.vocab,
+                                .k = shape_.hidden,
+                                .a = {.data = h_rows, .dtype = ctx.act},
+                                .b = {.data = ctx.WeightData(shape_.weight), .dtype = ctx.act},
+                                .c = scratch.logits,
+                                .c_dtype = DType::kF32,
+                                .ldc = 0,
+                                .accumulate = false,
+                                .mode = Accumulate::kPromoted});
 }
 
 }  // namespace octavo

@@ -31,6 +31,10 @@ class LmHead {
   void Run(const LayerContext& ctx, const LmHeadScratch& scratch, const void* h,
            const std::int32_t* target, float dloss, double* loss_sum, void* dh) const;
 
+  // FP32 logits of rows [first, first + rows) of h, rows <= scratch.chunk, into scratch.logits.
+  void Logits(const LayerContext& ctx, const LmHeadScratch& scratch, const void* h,
+              std::int64_t first, std::int64_t rows) const;
+
  private:
   const LmHeadShape shape_;
 };

@@ -102,7 +102,9 @@ absl::Status Decoder::Forward(LayerContext& ctx, DecoderPass* pass) {
              .w = final_norm_,
              .y = h_,
              .rstd = rstd_final_});
-  head_->Run(ctx, head_scratch_, h_, pass->targets, pass->dloss, pass->loss_sum, d_normed_);
+  if (pass->targets != nullptr) {
+    head_->Run(ctx, head_scratch_, h_, pass->targets, pass->dloss, pass->loss_sum, d_normed_);
+  }
   return absl::OkStatus();
 }
 

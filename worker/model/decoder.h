@@ -41,7 +41,7 @@ struct DecoderOptions {
 // One forward or backward over a microbatch.
 struct DecoderPass {
   const std::int32_t* tokens = nullptr;   // [T] device
-  const std::int32_t* targets = nullptr;  // [T]
+  const std::int32_t* targets = nullptr;  // [T]; null: no head and no loss
   float dloss = 0;                        // gradient of one token's loss; 0: forward only
   double* loss_sum = nullptr;             // [1] device, added to
   bool training = false;                  // counts and auxiliary histories are kept
@@ -57,6 +57,14 @@ class Decoder {
   absl::Status Forward(LayerContext& ctx, DecoderPass* pass);
   // After a Forward with dloss != 0.
   absl::Status Backward(LayerContext& ctx, const DecoderPass& pass);
+
+  // FP32 logits [rows, V] on the device of rows [first, first + rows) of the last Forward; rows <=
+  // logits_rows_max(). Valid until the next call.
+  const float* Logits(const LayerContext& ctx, std::int64_t first, std::int64_t rows) const {
+    head_->Logits(ctx, head_scratch_, h_, first, rows);
+    return head_scratch_.logits;
+  }
+  std::int64_t logits_rows_max() const { return head_scratch_.chunk; }
 
   // Start of a pass over the microbatches of a step.
   void ResetStepCounts();

@@ -76,6 +76,24 @@ absl::Status Transformer::Evaluate(const std::int32_t* tokens, const std::int32_
   return impl_->Evaluate(tokens, targets, loss_sum);
 }
 
+absl::Status Transformer::Logits(const std::int32_t* tokens, std::int64_t first, std::int64_t rows,
+                                 float* out) {
+  const Backend& backend = impl_->options_.backend;
+  const std::int64_t vocab = impl_->options_.model.vocab;
+  RETURN_IF_ERROR(impl_->Run(tokens, nullptr, false));
+  for (std::int64_t at = 0; at < rows;) {
+    const std::int64_t part = std::min(rows - at, impl_->decoder_->logits_rows_max());
+    backend.ops->copy(backend.context,
+                      {.dst = out + at * vocab,
+                       .src = impl_->decoder_->Logits(impl_->context_, first + at, part),
+                       .bytes = part * vocab * static_cast<std::int64_t>(sizeof(float)),
+                       .kind = CopyKind::kToHost});
+    backend.ops->synchronize(backend.context);  // the next part overwrites the device's copy
+    at += part;
+  }
+  return impl_->CheckDevice();
+}
+
 std::span<const StatSlot> Transformer::stats() const { return impl_->stats_; }
 const std::vector<TensorSite>& Transformer::stat_sites() const { return impl_->states_->sites(); }
 std::span<const SqnrSlot> Transformer::sqnr() const { return impl_->states_->host_energies(); }

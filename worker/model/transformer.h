@@ -148,6 +148,10 @@ class Transformer {
   // *loss_sum. Between steps. All ranks call it (dispatch is collective).
   absl::Status Evaluate(const std::int32_t* tokens, const std::int32_t* targets, double* loss_sum);
 
+  // Forward only: FP32 logits of rows [first, first + rows) of the microbatch into `out` [rows, V] on
+  // the host. Between steps; all ranks call it. tokens: device, as for Evaluate.
+  absl::Status Logits(const std::int32_t* tokens, std::int64_t first, std::int64_t rows, float* out);
+
   // Statistics of the last finished pass (host copies): slot i belongs to stat_sites()[i].
   std::span<const StatSlot> stats() const;
   const std::vector<TensorSite>& stat_sites() const;

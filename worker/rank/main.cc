@@ -20,6 +20,7 @@
 #include "worker/rank/backend_loader.h"
 #include "worker/rank/failure.h"
 #include "worker/rank/groups.h"
+#include "worker/rank/offline_main.h"
 #include "worker/rank/session.h"
 #include "worker/rank/training.h"
 
@@ -164,6 +165,9 @@ int RunProbe(const Flags& flags) {
 
 int Main(int argc, char** argv) {
   MaybeRunBlasProbe(argc, argv);
+  if (IsOffline(argc, argv)) {
+    return OfflineMain(argc, argv);
+  }
   const StopSignals signals;
   Flags flags;
   CLI::App app{"octavo-rank: trains one rank of a job; started by octavo-worker", "octavo-rank"};
