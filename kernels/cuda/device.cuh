@@ -4,9 +4,8 @@
 // The unit of work is "eight consecutive elements of a row by one lane": 16 bytes of BF16 are one
 // load, 16 lanes hold one 128-wide tile, 4 lanes one MX block of 32.
 //
-// Counting costs almost nothing because it looks at extremes first: a lane keeps the largest and
-// the smallest magnitude of its elements (as ordered bits); only when the largest is not finite, or
-// the smallest could round to zero, does it look at elements one by one.
+// Counting costs almost nothing because it looks at the whole first: only when the largest magnitude
+// of a lane's elements is not finite, or a code came out as zero, are elements looked at one by one.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -278,42 +277,65 @@ struct ThreadStats {
   std::uint32_t nonfinite = 0, saturated = 0, zero = 0, flushed = 0, transpose_flushed = 0;
 };
 
-// max over eight magnitudes with non-finite ones taken as zero (and counted), min likewise.
-// `bits` gets the magnitudes. count: padding rows are not counted.
-__device__ __forceinline__ void Extremes8(const float v[8], std::uint32_t bits[8],
-                                          std::uint32_t& largest, std::uint32_t& smallest,
-                                          bool count, ThreadStats& stats) {
+// Magnitudes of eight values as ordered bits, those that are not finite as zero (and counted where
+// `count` says so). Returns whether there were any.
+__device__ __forceinline__ bool Magnitudes8(const float v[8], std::uint32_t bits[8],
+                                            std::uint32_t& largest, bool count,
+                                            ThreadStats& stats) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     bits[j] = __float_as_uint(v[j]) & 0x7FFFFFFFu;
   }
-  auto reduce = [&] {
+  const auto reduce = [&] {
     largest = max(max(max(bits[0], bits[1]), max(bits[2], bits[3])),
                   max(max(bits[4], bits[5]), max(bits[6], bits[7])));
-    smallest = min(min(min(bits[0], bits[1]), min(bits[2], bits[3])),
-                   min(min(bits[4], bits[5]), min(bits[6], bits[7])));
   };
   reduce();
-  if (largest >= kInfinityBits) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      if (bits[j] >= kInfinityBits) {
-        bits[j] = 0;
-        stats.nonfinite += count ? 1 : 0;
-      }
-    }
-    reduce();
+  if (largest < kInfinityBits) {
+    return false;
   }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    if (bits[j] >= kInfinityBits) {
+      bits[j] = 0;
+      stats.nonfinite += count ? 1 : 0;
+    }
+  }
+  reduce();
+  return true;
 }
 
-// Counts zeros, flushed and saturated elements of eight values cast with quant_scale to `codes`.
+// The largest magnitude alone. NaN and infinity show in a sum of products with zero, on the pipe
+// that has room: comparisons and logic run at half the rate of multiplications.
+__device__ __forceinline__ bool Largest8(const float v[8], std::uint32_t& largest, bool count,
+                                         ThreadStats& stats) {
+  float best = fmaxf(fabsf(v[0]), fabsf(v[1])), poison = v[0] * 0.0f;
+#pragma unroll
+  for (int j = 1; j < 8; ++j) {
+    best = fmaxf(best, fabsf(v[j]));
+    poison = fmaf(v[j], 0.0f, poison);
+  }
+  largest = __float_as_uint(best);
+  if (poison == 0.0f) {
+    return false;
+  }
+  std::uint32_t bits[8];
+  return Magnitudes8(v, bits, largest, count, stats);
+}
+
+// True when a code among the eight is zero: then something was zero or was flushed.
+__device__ __forceinline__ bool HasZeroCode(uint2 codes) {
+  constexpr std::uint32_t kMagnitudes = 0x7F7F7F7Fu;
+  const std::uint32_t x = (codes.x & kMagnitudes) + kMagnitudes;
+  const std::uint32_t y = (codes.y & kMagnitudes) + kMagnitudes;
+  return (x & y & 0x80808080u) != 0x80808080u;
+}
+
+// Counts zeros, flushed and saturated elements of eight values cast with quant_scale to `codes`,
+// one by one only where there can be any. suspicious: the values may be saturated or not finite.
 __device__ __forceinline__ void CountCast8(bool e5m2, const float v[8], uint2 codes,
-                                           float quant_scale, std::uint32_t largest,
-                                           std::uint32_t smallest, ThreadStats& stats) {
-  const float half_of_smallest = e5m2 ? 0x1p-17f : 0x1p-10f;
-  // smallest == 0 covers zeros and non-finite elements (Extremes8 replaced them).
-  if (__uint_as_float(smallest) * quant_scale <= half_of_smallest ||
-      __uint_as_float(largest) * quant_scale > (e5m2 ? 61439.0f : 464.0f)) {
+                                           float quant_scale, bool suspicious, ThreadStats& stats) {
+  if (suspicious || HasZeroCode(codes)) {
     const DType format = e5m2 ? DType::kE5M2 : DType::kE4M3;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -325,6 +347,10 @@ __device__ __forceinline__ void CountCast8(bool e5m2, const float v[8], uint2 co
       stats.saturated += IsSaturated(format, __fmul_rn(v[j], quant_scale)) ? 1 : 0;
     }
   }
+}
+// Whether magnitudes up to `largest` may saturate (given scales only: a tile's own never do).
+__device__ __forceinline__ bool MaySaturate(bool e5m2, std::uint32_t largest, float quant_scale) {
+  return __uint_as_float(largest) * quant_scale > (e5m2 ? 61439.0f : 464.0f);
 }
 
 __device__ __forceinline__ void NoteScale(std::uint32_t amax_bits, float dequant_scale,

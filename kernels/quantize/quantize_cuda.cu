@@ -39,14 +39,14 @@ __global__ void __launch_bounds__(512, 2) quantize_blocks_kernel(BlocksParams p)
     LoadRaw(p.w + (row0 + slot * 4 + i) * p.k + col0 + lane16 * 8, raw[i]);
   }
   ThreadStats stats;
-  std::uint32_t largest = 0, smallest = 0xFFFFFFFFu;
+  std::uint32_t largest = 0;
+  bool wild = false;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     std::uint32_t w[8];
     DenseSource<float>::Magnitudes(raw[i], w);
-    TameAll<Wide>(w, true, stats);
+    wild |= TameAll<Wide>(w, true, stats);
     largest = max(largest, MaxWord<Wide>(w));
-    smallest = min(smallest, MinWord<Wide>(w));
   }
   const std::uint32_t warp_amax = __reduce_max_sync(kFullMask, largest);
   if ((threadIdx.x & 31) == 0) {
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(512, 2) quantize_blocks_kernel(BlocksParams p)
       *reinterpret_cast<uint2*>(p.row.q + (row0 + slot * 4 + i) * p.row.ld + col0 + lane16 * 8) =
           codes[i];
     }
-    CountCast8(p.e5m2, v, codes[i], quant_scale, 0, smallest, stats);
+    CountCast8(p.e5m2, v, codes[i], quant_scale, wild, stats);
   }
   if (p.col.q != nullptr) {
 #pragma unroll
@@ -136,8 +136,8 @@ __global__ void __launch_bounds__(256)
       for (int u = 0; u < 4; ++u) {
         float v[8];
         Unpack(raw[u], v);
-        std::uint32_t bits[8], largest, smallest;
-        Extremes8(v, bits, largest, smallest, true, stats);
+        std::uint32_t largest;
+        Largest8(v, largest, true, stats);
         best = max(best, largest);
       }
     }

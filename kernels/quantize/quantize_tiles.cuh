@@ -47,13 +47,9 @@ struct Wide {
   static __device__ __forceinline__ std::uint32_t Max(std::uint32_t a, std::uint32_t b) {
     return max(a, b);
   }
-  static __device__ __forceinline__ std::uint32_t Min(std::uint32_t a, std::uint32_t b) {
-    return min(a, b);
-  }
   static __device__ __forceinline__ bool Wild(std::uint32_t a) { return a >= kInfinityBits; }
-  // Bits of the largest (smallest) FP32 magnitude in the word.
+  // Bits of the largest FP32 magnitude in the word.
   static __device__ __forceinline__ std::uint32_t Largest(std::uint32_t a) { return a; }
-  static __device__ __forceinline__ std::uint32_t Smallest(std::uint32_t a) { return a; }
   // The word with wild numbers replaced by zero.
   static __device__ __forceinline__ std::uint32_t Tame(std::uint32_t a, std::uint32_t* wild) {
     *wild += a >= kInfinityBits ? 1 : 0;
@@ -65,17 +61,11 @@ struct Packed {
   static __device__ __forceinline__ std::uint32_t Max(std::uint32_t a, std::uint32_t b) {
     return __vmaxs2(a, b);
   }
-  static __device__ __forceinline__ std::uint32_t Min(std::uint32_t a, std::uint32_t b) {
-    return __vmins2(a, b);
-  }
   static __device__ __forceinline__ bool Wild(std::uint32_t a) {
     return ((a + 0x00800080u) & 0x80008000u) != 0;
   }
   static __device__ __forceinline__ std::uint32_t Largest(std::uint32_t a) {
     return max(a << 16, a & 0xFFFF0000u);
-  }
-  static __device__ __forceinline__ std::uint32_t Smallest(std::uint32_t a) {
-    return min(a << 16, a & 0xFFFF0000u);
   }
   static __device__ __forceinline__ std::uint32_t Tame(std::uint32_t a, std::uint32_t* wild) {
     const bool low = (a & 0xFFFFu) >= 0x7F80u, high = (a >> 16) >= 0x7F80u;
@@ -93,27 +83,20 @@ __device__ __forceinline__ std::uint32_t MaxWord(const std::uint32_t w[M::kWords
   }
   return top;
 }
+// Tames the words if any is wild (rare), counts them where `count` says so, and says whether.
 template <class M>
-__device__ __forceinline__ std::uint32_t MinWord(const std::uint32_t w[M::kWords]) {
-  std::uint32_t low = w[0];
-#pragma unroll
-  for (int i = 1; i < M::kWords; ++i) {
-    low = M::Min(low, w[i]);
-  }
-  return low;
-}
-// Tames the words if any is wild (rare), and counts where `count` says so.
-template <class M>
-__device__ __forceinline__ void TameAll(std::uint32_t w[M::kWords], bool count,
+__device__ __forceinline__ bool TameAll(std::uint32_t w[M::kWords], bool count,
                                         ThreadStats& stats) {
-  if (M::Wild(MaxWord<M>(w))) {
-    std::uint32_t wild = 0;
-#pragma unroll
-    for (int i = 0; i < M::kWords; ++i) {
-      w[i] = M::Tame(w[i], &wild);
-    }
-    stats.nonfinite += count ? wild : 0;
+  if (!M::Wild(MaxWord<M>(w))) {
+    return false;
   }
+  std::uint32_t wild = 0;
+#pragma unroll
+  for (int i = 0; i < M::kWords; ++i) {
+    w[i] = M::Tame(w[i], &wild);
+  }
+  stats.nonfinite += count ? wild : 0;
+  return true;
 }
 
 // Maxima of kCount values over the 16 lanes of a half warp, with few shuffles: each exchange halves
@@ -316,14 +299,22 @@ __global__ void __launch_bounds__(256, 4) quantize_row_kernel(Source source, Qua
         kept[u] = Source::Keep(loaded, factor[half]);
       }
       stage = stage == kStages - 1 ? 0 : stage + 1;
-      std::uint32_t largest[kUnroll], top[kUnroll], smallest[kUnroll];
+      std::uint32_t largest[kUnroll], top[kUnroll];
+      bool wild[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        std::uint32_t w[M::kWords];
-        Source::Magnitudes(kept[u], w);
-        TameAll<M>(w, real && c0 + u * 256 + lane * 8 < cols, stats);
-        largest[u] = top[u] = MaxWord<M>(w);
-        smallest[u] = MinWord<M>(w);
+        const bool count = real && c0 + u * 256 + lane * 8 < cols;
+        if constexpr (M::kWords == 8) {
+          float v[8];
+          Source::Values(kept[u], v);
+          wild[u] = Largest8(v, largest[u], count, stats);
+        } else {
+          std::uint32_t w[M::kWords];
+          Source::Magnitudes(kept[u], w);
+          wild[u] = TameAll<M>(w, count, stats);
+          largest[u] = MaxWord<M>(w);
+        }
+        top[u] = largest[u];
       }
       float quant_scale[kUnroll];
       if constexpr (kTile == 128) {
@@ -369,9 +360,9 @@ __global__ void __launch_bounds__(256, 4) quantize_row_kernel(Source source, Qua
           const uint2 codes = Encode8(p.e5m2, v, quant_scale[u]);
           *reinterpret_cast<uint2*>(out + col) = codes;
           if (real) {
-            // Tiles with their own scale cannot saturate, but for what is not finite.
-            CountCast8(p.e5m2, v, codes, quant_scale[u], kTile == 0 ? M::Largest(largest[u]) : 0,
-                       M::Smallest(smallest[u]), stats);
+            const bool saturates =
+                kTile == 0 && MaySaturate(p.e5m2, M::Largest(largest[u]), quant_scale[u]);
+            CountCast8(p.e5m2, v, codes, quant_scale[u], wild[u] || saturates, stats);
           }
         }
       }
@@ -434,265 +425,211 @@ __device__ __forceinline__ void WriteTransposed(const std::uint8_t* smem, int co
 
 // ---------------------------------------------------------------- rows and columns
 
-// Thread (lane16, slot): 8 columns of 8 consecutive rows. Sources of one vector (BF16) run on a
-// persistent grid, the next tile on its way into shared memory (each thread into its own places);
-// wider ones, whose tiles would fill it, one tile a block.
-template <class Source>
-inline constexpr bool kTileAhead = Source::kVectors == 1;
-
+// Thread (lane16, slot): 8 columns of 8 consecutive rows.
 template <class Source, int kTile, bool kRow>
-__global__ void __launch_bounds__(256, 2)
-    quantize_tile_kernel(Source source, QuantizeParams p, unsigned tiles) {
+__global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 ? 3 : 2)
+    quantize_tile_kernel(Source source, QuantizeParams p) {
   using M = typename Source::Magnitude;
-  constexpr bool kAhead = kTileAhead<Source>;
   constexpr int kDivisor = kTile > 0 ? kTile : 128;
   constexpr int kPerEdge = 128 / kDivisor;  // dequant_scales along an edge of the block's tile
-  extern __shared__ __align__(16) std::uint8_t dynamic[];  // kAhead: two stages of 32 KiB
   __shared__ __align__(16) std::uint8_t codes_t[128 * 128];
   __shared__ __align__(16) std::uint32_t col_part[8][128];
   __shared__ float row_marked[kPerEdge][128], col_marked[kPerEdge][128];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int lane16 = threadIdx.x & 15, slot = threadIdx.x >> 4;
   const unsigned col_tiles = static_cast<unsigned>((p.cols + 127) / 128);
-  uint4* mine = reinterpret_cast<uint4*>(dynamic) + threadIdx.x;
+  const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x / col_tiles) * 128;
+  const std::int64_t col0 = static_cast<std::int64_t>(blockIdx.x % col_tiles) * 128;
+  const std::int64_t col = col0 + lane16 * 8, first = row0 + slot * 8;
+  const bool col_in = col < p.cols;
+  ThreadStats stats;
 
-  const auto load = [&](unsigned t, int stage) {
-    if (t < tiles) {
-      const std::int64_t first = static_cast<std::int64_t>(t / col_tiles) * 128 + slot * 8;
-      const std::int64_t col = static_cast<std::int64_t>(t % col_tiles) * 128 + lane16 * 8;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const bool there = first + i < p.rows && col < p.cols;
-        CopyAsync(mine + (stage * 8 + i) * 256,
-                  source.Address(there ? first + i : 0, there ? col : 0, 0), there);
-      }
-    }
-    CopyCommit();
-  };
-  if constexpr (kAhead) {
-    load(blockIdx.x, 0);
-  }
-  int stage = 0;
-  for (unsigned t = blockIdx.x; t < tiles; t += gridDim.x, stage ^= 1) {
-    const std::int64_t row0 = static_cast<std::int64_t>(t / col_tiles) * 128;
-    const std::int64_t col0 = static_cast<std::int64_t>(t % col_tiles) * 128;
-    const std::int64_t col = col0 + lane16 * 8, first = row0 + slot * 8;
-    const bool col_in = col < p.cols;
-    ThreadStats stats;
-
-    typename Source::Kept kept[8];
-    RowOwner owner;
-    if constexpr (kAhead) {
-      load(t + gridDim.x, stage ^ 1);
-      owner = FindOwner(p.groups, row0);
-      CopyWait<1>();
-      if (owner.group < 0) {
-        continue;  // rows of no group are nobody's: not written
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        typename Source::Loaded loaded;
-        *reinterpret_cast<uint4*>(&loaded) = mine[(stage * 8 + i) * 256];
-        kept[i] = Source::Keep(loaded, 1.0f);
-      }
-    } else {
-      typename Source::Loaded loaded[8];
-      float factor[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const bool there = first + i < p.rows && col_in;
-        factor[i] = there ? source.RowFactor(first + i) : 0.0f;
-        if (there) {
-          source.Load(first + i, col, loaded[i]);
-        } else {
-          Source::Zero(loaded[i]);
-        }
-      }
-      owner = FindOwner(p.groups, row0);  // while the loads are on their way
-      if (owner.group < 0) {
-        return;  // rows of no group are nobody's: not written
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        kept[i] = Source::Keep(loaded[i], factor[i]);
-      }
-    }
-    const int real = static_cast<int>(max(
-        std::int64_t{0}, min(std::int64_t{8}, owner.real_end - first)));  // of this thread's rows
-    if (real < 8) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (i >= real) {
-          Source::ZeroKept(kept[i]);
-        }
-      }
-    }
-    const float given = kTile == 0 ? p.quant_scale[owner.group] : 1.0f;
-
-    std::uint32_t col_amax[M::kWords] = {};
-    std::uint32_t largest[8], smallest[8];
+  typename Source::Kept kept[8];
+  RowOwner owner;
+  {
+    typename Source::Loaded loaded[8];
+    float factor[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      std::uint32_t w[M::kWords];
-      Source::Magnitudes(kept[i], w);
-      TameAll<M>(w, col_in && i < real, stats);
-      largest[i] = MaxWord<M>(w);
-      smallest[i] = MinWord<M>(w);
-      stats.amax_bits = max(stats.amax_bits, M::Largest(largest[i]));
-#pragma unroll
-      for (int j = 0; j < M::kWords; ++j) {
-        col_amax[j] = M::Max(col_amax[j], w[j]);
-      }
-    }
-    if constexpr (kTile > 0) {
-      // The two half warps hold the same columns: each keeps the maxima of four of them.
-      constexpr int kHalf = M::kWords / 2;
-      std::uint32_t half_max[kHalf];
-#pragma unroll
-      for (int j = 0; j < kHalf; ++j) {
-        const bool upper = lane >= 16;
-        const std::uint32_t send = upper ? col_amax[j] : col_amax[j + kHalf];
-        const std::uint32_t keep = upper ? col_amax[j + kHalf] : col_amax[j];
-        half_max[j] = M::Max(keep, __shfl_xor_sync(kFullMask, send, 16));
-      }
-      uint4 four;
-      if constexpr (kHalf == 2) {
-        four = make_uint4(half_max[0] << 16, half_max[0] & 0xFFFF0000u, half_max[1] << 16,
-                          half_max[1] & 0xFFFF0000u);
+      const bool there = first + i < p.rows && col_in;
+      factor[i] = there ? source.RowFactor(first + i) : 0.0f;
+      if (there) {
+        source.Load(first + i, col, loaded[i]);
       } else {
-        four = make_uint4(half_max[0], half_max[1], half_max[2], half_max[3]);
+        Source::Zero(loaded[i]);
       }
-      *reinterpret_cast<uint4*>(&col_part[warp][lane16 * 8 + (lane >= 16 ? 4 : 0)]) = four;
     }
+    owner = FindOwner(p.groups, row0);  // while the loads are on their way
+    if (owner.group < 0) {
+      return;  // rows of no group are nobody's: not written
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      kept[i] = Source::Keep(loaded[i], factor[i]);
+    }
+  }
+  const int real = static_cast<int>(
+      max(std::int64_t{0}, min(std::int64_t{8}, owner.real_end - first)));  // of this thread's rows
+  if (real < 8) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i >= real) {
+        Source::ZeroKept(kept[i]);
+      }
+    }
+  }
+  const float given = kTile == 0 ? p.quant_scale[owner.group] : 1.0f;
 
-    if constexpr (kRow) {
-      float quant_scale[8];
-      if constexpr (kTile == 128) {
-        std::uint32_t top[8];
+  std::uint32_t col_amax[M::kWords] = {};
+  std::uint32_t largest[8];
+  unsigned wild = 0;  // bit i: row i
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          top[i] = largest[i];
-        }
-        const std::uint32_t amax = M::Largest(HalfWarpMaxima<M, 8>(top));
-        const float mine = TileQuantScale<128>(amax, p);
-        if ((lane & 1) == 0) {
-          row_marked[0][slot * 8 + OwnedBy<8>(lane)] = Marked(mine, amax);
-        }
+  for (int i = 0; i < 8; ++i) {
+    std::uint32_t w[M::kWords];
+    Source::Magnitudes(kept[i], w);
+    wild |= TameAll<M>(w, col_in && i < real, stats) ? 1u << i : 0;
+    largest[i] = MaxWord<M>(w);
+    stats.amax_bits = max(stats.amax_bits, M::Largest(largest[i]));
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          quant_scale[i] = __shfl_sync(kFullMask, mine, OwnerOf<8>(lane, i));
-        }
-      } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          quant_scale[i] = given;
-          if constexpr (kTile == 32) {
-            const std::uint32_t amax = MaxOverLanes<4>(M::Largest(largest[i]));
-            quant_scale[i] = TileQuantScale<32>(amax, p);
-            if ((lane16 & 3) == 0) {
-              row_marked[lane16 / 4][slot * 8 + i] = Marked(quant_scale[i], amax);
-            }
-          }
-        }
-      }
-      if (col_in) {
-        std::uint8_t* out = p.row.q + first * p.row.ld + col;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          float v[8];
-          Source::Values(kept[i], v);
-          const uint2 codes = Encode8(p.e5m2, v, quant_scale[i]);
-          if (first + i < p.rows) {
-            *reinterpret_cast<uint2*>(out + i * p.row.ld) = codes;
-          }
-          if (i < real) {
-            CountCast8(p.e5m2, v, codes, quant_scale[i], kTile == 0 ? M::Largest(largest[i]) : 0,
-                       M::Smallest(smallest[i]), stats);
-          }
-        }
-      }
+    for (int j = 0; j < M::kWords; ++j) {
+      col_amax[j] = M::Max(col_amax[j], w[j]);
     }
+  }
+  if constexpr (kTile > 0) {
+    // The two half warps hold the same columns: each keeps the maxima of four of them.
+    constexpr int kHalf = M::kWords / 2;
+    std::uint32_t half_max[kHalf];
+#pragma unroll
+    for (int j = 0; j < kHalf; ++j) {
+      const bool upper = lane >= 16;
+      const std::uint32_t send = upper ? col_amax[j] : col_amax[j + kHalf];
+      const std::uint32_t keep = upper ? col_amax[j + kHalf] : col_amax[j];
+      half_max[j] = M::Max(keep, __shfl_xor_sync(kFullMask, send, 16));
+    }
+    uint4 four;
+    if constexpr (kHalf == 2) {
+      four = make_uint4(half_max[0] << 16, half_max[0] & 0xFFFF0000u, half_max[1] << 16,
+                        half_max[1] & 0xFFFF0000u);
+    } else {
+      four = make_uint4(half_max[0], half_max[1], half_max[2], half_max[3]);
+    }
+    *reinterpret_cast<uint4*>(&col_part[warp][lane16 * 8 + (lane >= 16 ? 4 : 0)]) = four;
+  }
 
-    if constexpr (kTile > 0) {
-      __syncthreads();
-      for (int i = threadIdx.x; i < kPerEdge * 128; i += 256) {
-        const int part = i / 128, c = i % 128;
-        std::uint32_t amax = 0;
-#pragma unroll
-        for (int w = 0; w < 8 / kPerEdge; ++w) {
-          amax = max(amax, col_part[part * (8 / kPerEdge) + w][c]);
-        }
-        col_marked[part][c] = Marked(TileQuantScale<kTile>(amax, p), amax);
-      }
-      __syncthreads();
-    }
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float quant_scale =
-          kTile > 0 ? fabsf(col_marked[slot * 8 / kDivisor][lane16 * 8 + j]) : given;
-      float v[8];
+  if constexpr (kRow) {
+    float quant_scale[8];
+    if constexpr (kTile == 128) {
+      std::uint32_t top[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        float all[8];
-        Source::Values(kept[i], all);
-        v[i] = all[j];
+        top[i] = largest[i];
       }
-      const uint2 codes = Encode8(p.e5m2, v, quant_scale);
-      StoreTransposed(codes_t, lane16 * 8 + j, slot, codes);
-      if (!kRow && col + j < p.cols) {
-        // Elements are counted with their column's scale; rows behind the group's end are left out.
-        const DType format = p.e5m2 ? DType::kE5M2 : DType::kE4M3;
+      const std::uint32_t amax = M::Largest(HalfWarpMaxima<M, 8>(top));
+      const float mine = TileQuantScale<128>(amax, p);
+      if ((lane & 1) == 0) {
+        row_marked[0][slot * 8 + OwnedBy<8>(lane)] = Marked(mine, amax);
+      }
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const std::uint32_t magnitude = ((i < 4 ? codes.x : codes.y) >> (8 * (i & 3))) & 0x7Fu;
-          const bool counted = i < real, nonzero = v[i] != 0.0f;
-          stats.zero += counted && !nonzero ? 1 : 0;
-          stats.flushed += counted && nonzero && magnitude == 0 ? 1 : 0;
-          stats.saturated += counted && IsSaturated(format, __fmul_rn(v[i], quant_scale)) ? 1 : 0;
+      for (int i = 0; i < 8; ++i) {
+        quant_scale[i] = __shfl_sync(kFullMask, mine, OwnerOf<8>(lane, i));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        quant_scale[i] = given;
+        if constexpr (kTile == 32) {
+          const std::uint32_t amax = MaxOverLanes<4>(M::Largest(largest[i]));
+          quant_scale[i] = TileQuantScale<32>(amax, p);
+          if ((lane16 & 3) == 0) {
+            row_marked[lane16 / 4][slot * 8 + i] = Marked(quant_scale[i], amax);
+          }
         }
       }
+    }
+    if (col_in) {
+      std::uint8_t* out = p.row.q + first * p.row.ld + col;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float v[8];
+        Source::Values(kept[i], v);
+        const uint2 codes = Encode8(p.e5m2, v, quant_scale[i]);
+        if (first + i < p.rows) {
+          *reinterpret_cast<uint2*>(out + i * p.row.ld) = codes;
+        }
+        if (i < real) {
+          const bool saturates =
+              kTile == 0 && MaySaturate(p.e5m2, M::Largest(largest[i]), quant_scale[i]);
+          CountCast8(p.e5m2, v, codes, quant_scale[i], (wild >> i & 1) != 0 || saturates, stats);
+        }
+      }
+    }
+  }
+
+  if constexpr (kTile > 0) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < kPerEdge * 128; i += 256) {
+      const int part = i / 128, c = i % 128;
+      std::uint32_t amax = 0;
+#pragma unroll
+      for (int w = 0; w < 8 / kPerEdge; ++w) {
+        amax = max(amax, col_part[part * (8 / kPerEdge) + w][c]);
+      }
+      col_marked[part][c] = Marked(TileQuantScale<kTile>(amax, p), amax);
     }
     __syncthreads();
-    const int columns = static_cast<int>(min(std::int64_t{128}, p.cols - col0));
-    WriteTransposed<256>(codes_t, columns, p.col.q + col0 * p.col.ld + row0, p.col.ld);
-    if (kTile > 0) {
-      for (int i = threadIdx.x; i < kPerEdge * 128; i += 256) {
-        const int part = i / 128, at = i % 128;
-        if (at < columns) {
-          p.col.scale[(col0 + at) * p.col.row_stride +
-                      (row0 / kDivisor + part) * p.col.tile_stride] =
-              UnmarkedDequant(col_marked[part][at], !kRow, stats);
-        }
-        if (kRow && row0 + at < p.rows && part * kDivisor < columns) {
-          p.row.scale[(row0 + at) * p.row.row_stride +
-                      (col0 / kDivisor + part) * p.row.tile_stride] =
-              UnmarkedDequant(row_marked[part][at], true, stats);
-        }
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float quant_scale =
+        kTile > 0 ? fabsf(col_marked[slot * 8 / kDivisor][lane16 * 8 + j]) : given;
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float all[8];
+      Source::Values(kept[i], all);
+      v[i] = all[j];
+    }
+    const uint2 codes = Encode8(p.e5m2, v, quant_scale);
+    StoreTransposed(codes_t, lane16 * 8 + j, slot, codes);
+    if (!kRow && col + j < p.cols) {
+      // Elements are counted with their column's scale; rows behind the group's end are left out.
+      const DType format = p.e5m2 ? DType::kE5M2 : DType::kE4M3;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const std::uint32_t magnitude = ((i < 4 ? codes.x : codes.y) >> (8 * (i & 3))) & 0x7Fu;
+        const bool counted = i < real, nonzero = v[i] != 0.0f;
+        stats.zero += counted && !nonzero ? 1 : 0;
+        stats.flushed += counted && nonzero && magnitude == 0 ? 1 : 0;
+        stats.saturated += counted && IsSaturated(format, __fmul_rn(v[i], quant_scale)) ? 1 : 0;
       }
     }
-    const std::int64_t real_rows =
-        max(std::int64_t{0}, min(std::int64_t{128}, owner.real_end - row0));
-    if (kTile == 0) {
-      NoteScale(stats.amax_bits, DequantScaleFromQuantScale(given), stats);
-    }
-    FlushStats(p.stats != nullptr ? p.stats + owner.group : nullptr, stats,
-               static_cast<std::uint64_t>(real_rows * columns));
-    __syncthreads();  // shared memory is free for the next tile
   }
+  __syncthreads();
+  const int columns = static_cast<int>(min(std::int64_t{128}, p.cols - col0));
+  WriteTransposed<256>(codes_t, columns, p.col.q + col0 * p.col.ld + row0, p.col.ld);
+  if (kTile > 0) {
+    for (int i = threadIdx.x; i < kPerEdge * 128; i += 256) {
+      const int part = i / 128, at = i % 128;
+      if (at < columns) {
+        p.col.scale[(col0 + at) * p.col.row_stride + (row0 / kDivisor + part) * p.col.tile_stride] =
+            UnmarkedDequant(col_marked[part][at], !kRow, stats);
+      }
+      if (kRow && row0 + at < p.rows && part * kDivisor < columns) {
+        p.row.scale[(row0 + at) * p.row.row_stride + (col0 / kDivisor + part) * p.row.tile_stride] =
+            UnmarkedDequant(row_marked[part][at], true, stats);
+      }
+    }
+  }
+  const std::int64_t real_rows =
+      max(std::int64_t{0}, min(std::int64_t{128}, owner.real_end - row0));
+  if (kTile == 0) {
+    NoteScale(stats.amax_bits, DequantScaleFromQuantScale(given), stats);
+  }
+  FlushStats(p.stats != nullptr ? p.stats + owner.group : nullptr, stats,
+             static_cast<std::uint64_t>(real_rows * columns));
 }
 
 // ---------------------------------------------------------------- launch
-
-template <class Source, int kTile, bool kRow>
-void LaunchTiles(cudaStream_t stream, const Source& source, const QuantizeParams& p,
-                 unsigned tiles) {
-  constexpr int kBytes = kTileAhead<Source> ? 2 * 128 * 128 * 2 : 0;
-  constexpr unsigned kMost = 264;  // persistent: two a multiprocessor of the reference card
-  cudaFuncSetAttribute(quantize_tile_kernel<Source, kTile, kRow>,
-                       cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  const unsigned blocks = kTileAhead<Source> && tiles > kMost ? kMost : tiles;
-  quantize_tile_kernel<Source, kTile, kRow><<<blocks, 256, kBytes, stream>>>(source, p, tiles);
-}
 
 // kColumnsAlone: the column-wise copy may be wanted without the row-wise one.
 template <class Source, int kTile, bool kColumnsAlone>
@@ -712,11 +649,11 @@ void LaunchQuantize(cudaStream_t stream, const Source& source, const QuantizePar
   }
   const unsigned tiles = Blocks(p.rows, 128) * Blocks(p.cols, 128);
   if (p.row.q != nullptr) {
-    LaunchTiles<Source, kTile, true>(stream, source, p, tiles);
+    quantize_tile_kernel<Source, kTile, true><<<tiles, 256, 0, stream>>>(source, p);
   } else {
     OCTAVO_CHECK(kColumnsAlone, "a column-wise copy needs the row-wise one here");
     if constexpr (kColumnsAlone) {
-      LaunchTiles<Source, kTile, false>(stream, source, p, tiles);
+      quantize_tile_kernel<Source, kTile, false><<<tiles, 256, 0, stream>>>(source, p);
     }
   }
 }

@@ -16,7 +16,14 @@
 namespace octavo::cuda {
 namespace {
 
-__device__ __forceinline__ float Sigmoid(float g) { return __fdividef(1.0f, 1.0f + __expf(-g)); }
+// 1/(1 + 2^(-g·log2 e)) in four instructions; a flushed subnormal or an infinity of the power gives
+// the right limit.
+__device__ __forceinline__ float Sigmoid(float g) {
+  float power, sigmoid;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(g * -1.44269504f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(sigmoid) : "f"(1.0f + power));
+  return sigmoid;
+}
 
 template <class T>
 struct SwigluSource {
@@ -202,11 +209,11 @@ __global__ void __launch_bounds__(256, 3) swiglu_backward_row_kernel(BackwardPar
         }
         if constexpr (kQuantize) {
           const bool in = real && col < p.f;
-          std::uint32_t largest[2], smallest[2];
+          std::uint32_t largest[2];
+          bool wild[2];
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            std::uint32_t bits[8];
-            Extremes8(half == 0 ? d_gate : d_up, bits, largest[half], smallest[half], in, stats);
+            wild[half] = Largest8(half == 0 ? d_gate : d_up, largest[half], in, stats);
             stats.amax_bits = max(stats.amax_bits, largest[half]);
           }
           float quant_scale[2];
@@ -238,7 +245,7 @@ __global__ void __launch_bounds__(256, 3) swiglu_backward_row_kernel(BackwardPar
               const uint2 codes = Encode8(q.e5m2, v, quant_scale[half]);
               *reinterpret_cast<uint2*>(q.row.q + row * q.row.ld + half * p.f + col) = codes;
               if (real) {
-                CountCast8(q.e5m2, v, codes, quant_scale[half], 0, smallest[half], stats);
+                CountCast8(q.e5m2, v, codes, quant_scale[half], wild[half], stats);
               }
             }
           }
@@ -323,12 +330,13 @@ __global__ void __launch_bounds__(512, 1) swiglu_backward_tile_kernel(BackwardPa
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     std::uint32_t col_amax[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    std::uint32_t largest[4], smallest[4];
+    std::uint32_t largest[4];
+    bool wild[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const bool in = row0 + slot * 4 + i < owner.real_end && col_in;
       std::uint32_t bits[8];
-      Extremes8(value[half][i], bits, largest[i], smallest[i], in, stats);
+      wild[i] = Magnitudes8(value[half][i], bits, largest[i], in, stats);
       stats.amax_bits = max(stats.amax_bits, largest[i]);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -363,7 +371,7 @@ __global__ void __launch_bounds__(512, 1) swiglu_backward_tile_kernel(BackwardPa
         const uint2 codes = Encode8(q.e5m2, value[half][i], row_quant[i]);
         *reinterpret_cast<uint2*>(out + i * q.row.ld) = codes;
         if (row0 + slot * 4 + i < owner.real_end) {
-          CountCast8(q.e5m2, value[half][i], codes, row_quant[i], 0, smallest[i], stats);
+          CountCast8(q.e5m2, value[half][i], codes, row_quant[i], wild[i], stats);
         }
       }
     }

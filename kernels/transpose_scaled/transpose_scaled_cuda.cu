@@ -50,136 +50,115 @@ __device__ __forceinline__ std::uint32_t NanBytes(std::uint32_t w) {
   return ((w & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u;
 }
 
-// A word holds 4 columns of one row; word g of row r rests at [r][g ^ Swizzle(r)], so that neither
-// the stores (4 rows a warp) nor the gather (8 row groups × 4 words a warp) meet in a bank.
-__device__ __forceinline__ int Swizzle(int r) { return ((r >> 2) & 31) ^ (r & 3); }
+// 16 bytes (chunk c of row r) rest at [r][c ^ (r / 16)], so that neither the stores (8 chunks of a
+// row at a time) nor the gather (8 row groups × 4 words of a chunk) meet in a bank.
+__device__ __forceinline__ int Place(int r, int chunk) { return chunk ^ (r >> 4 & 7); }
 
-// A persistent grid: the next tile's codes are on their way (16 bytes four times a thread, into the
-// thread's own places) while this one is rescaled and written.
-__global__ void __launch_bounds__(256, 4)
-    transpose_scaled_kernel(TransposeParams p, unsigned tiles) {
-  extern __shared__ __align__(16) std::uint8_t dynamic[];  // two stages of 16 KiB
-  __shared__ __align__(16) std::uint32_t tile[128][32];
+__global__ void __launch_bounds__(256, 6) transpose_scaled_kernel(TransposeParams p) {
+  __shared__ __align__(16) uint4 tile[128][8];
   __shared__ float row_scale[128];
   __shared__ std::uint32_t part[4];
   const unsigned col_tiles = static_cast<unsigned>(p.cols / 128);
+  const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x / col_tiles) * 128;
+  const std::int64_t tile_c = blockIdx.x % col_tiles;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  uint4* mine = reinterpret_cast<uint4*>(dynamic) + threadIdx.x;
+  const int first_row = threadIdx.x >> 3, chunk = threadIdx.x & 7;
 
-  float d_next = kDequantScaleMin;
-  const auto load = [&](unsigned t, int stage) {
-    if (t < tiles) {
-      const std::int64_t row0 = static_cast<std::int64_t>(t / col_tiles) * 128, c = t % col_tiles;
+  uint4 words[4];
+  const std::uint8_t* src = p.q + (row0 + first_row) * p.ld + tile_c * 128 + chunk * 16;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int index = threadIdx.x + 256 * i, r = index >> 3, c16 = index & 7;
-        CopyAsync(mine + (stage * 4 + i) * 256, p.q + (row0 + r) * p.ld + c * 128 + c16 * 16, true);
-      }
-      if (threadIdx.x < 128) {
-        d_next = p.scale[(row0 + threadIdx.x) * p.row_stride + c * p.tile_stride];
-      }
+  for (int i = 0; i < 4; ++i) {
+    words[i] = LoadStream(src + i * 32 * p.ld);
+  }
+  float d = kDequantScaleMin;
+  if (threadIdx.x < 128) {
+    d = p.scale[(row0 + threadIdx.x) * p.row_stride + tile_c * p.tile_stride];
+  }
+  const RowOwner owner = FindOwner(p.groups, row0);  // while the loads are on their way
+  if (owner.group < 0) {
+    return;  // rows of no group are nobody's: not written
+  }
+  const int real = static_cast<int>(min(std::int64_t{128}, owner.real_end - row0));
+  if (threadIdx.x < 128) {
+    d = static_cast<int>(threadIdx.x) < real ? d : kDequantScaleMin;
+    row_scale[threadIdx.x] = d;
+    const std::uint32_t warp_top = __reduce_max_sync(kFullMask, __float_as_uint(d));
+    if (lane == 0) {
+      part[warp] = warp_top;
     }
-    CopyCommit();
-  };
-  load(blockIdx.x, 0);
-  int stage = 0;
-  for (unsigned t = blockIdx.x; t < tiles; t += gridDim.x, stage ^= 1) {
-    const std::int64_t row0 = static_cast<std::int64_t>(t / col_tiles) * 128,
-                       tile_c = t % col_tiles;
-    const RowOwner owner = FindOwner(p.groups, row0);
-    float d = d_next;
-    load(t + gridDim.x, stage ^ 1);
-    if (threadIdx.x < 128) {
-      d = row0 + threadIdx.x < owner.real_end ? d : kDequantScaleMin;
-      row_scale[threadIdx.x] = d;
-      const std::uint32_t warp_top = __reduce_max_sync(kFullMask, __float_as_uint(d));
-      if (lane == 0) {
-        part[warp] = warp_top;
-      }
-    }
-    CopyWait<1>();
-    __syncthreads();
-    const std::uint32_t top = max(max(part[0], part[1]), max(part[2], part[3]));
-    const int top_exponent = static_cast<int>(top >> 23);
+  }
+  __syncthreads();
+  const std::uint32_t top = max(max(part[0], part[1]), max(part[2], part[3]));
+  const int top_exponent = static_cast<int>(top >> 23);
 
-    std::uint32_t lost_bytes = 0;  // four counters of a byte each: at most 16 a byte and thread
+  std::uint32_t lost_bytes = 0;  // four counters of a byte each: at most 16 a byte and thread
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int index = threadIdx.x + 256 * i, r = index >> 3, c16 = index & 7;
-      const uint4 words = mine[(stage * 4 + i) * 256];
-      std::uint32_t w[4] = {words.x, words.y, words.z, words.w};
-      const int k = min(top_exponent - static_cast<int>(__float_as_uint(row_scale[r]) >> 23), 20);
-      if (row0 + r >= owner.real_end) {
-        w[0] = w[1] = w[2] = w[3] = 0;  // padding, whatever it holds
-      } else if (k > 0) {
-        // 2^-k in FP16: normal down to 2^-14, subnormal below.
-        const unsigned short bits =
-            static_cast<unsigned short>(k <= 14 ? (15 - k) << 10 : 1 << (24 - k));
-        const __half2 factor = __half2half2(__ushort_as_half(bits));
-        std::uint32_t before[4], nan = 0;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          before[j] = w[j];
-          nan |= NanBytes(w[j]);
-          w[j] = Rescale4(w[j], factor);
-          lost_bytes += (NonzeroBytes(before[j]) & ~NonzeroBytes(w[j])) >> 7;
-        }
-        if (nan != 0) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const std::uint32_t mask = (NanBytes(before[j]) >> 7) * 0xFFu;
-            w[j] = (w[j] & ~mask) | (before[j] & mask);
-          }
-        }
-      }
+  for (int i = 0; i < 4; ++i) {
+    const int r = first_row + 32 * i;
+    std::uint32_t w[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
+    const int k = min(top_exponent - static_cast<int>(__float_as_uint(row_scale[r]) >> 23), 20);
+    if (r >= real) {
+      w[0] = w[1] = w[2] = w[3] = 0;  // padding, whatever it holds
+    } else if (k > 0) {
+      // 2^-k in FP16: normal down to 2^-14, subnormal below.
+      const unsigned short bits =
+          static_cast<unsigned short>(k <= 14 ? (15 - k) << 10 : 1 << (24 - k));
+      const __half2 factor = __half2half2(__ushort_as_half(bits));
+      std::uint32_t before[4], nan = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        tile[r][(c16 * 4 + j) ^ Swizzle(r)] = w[j];
+        before[j] = w[j];
+        nan |= NanBytes(w[j]);
+        w[j] = Rescale4(w[j], factor);
+        lost_bytes += (NonzeroBytes(before[j]) & ~NonzeroBytes(w[j])) >> 7;
       }
-    }
-    __syncthreads();
-
-    // Rows of no group are nobody's: not written.
-    if (owner.group >= 0) {
-      // Thread: 4 columns (word g) and 16 rows, as four 4×4 byte transposes.
-      const int g = threadIdx.x >> 3, rows16 = threadIdx.x & 7;
-      std::uint32_t out[4][4];
+      if (nan != 0) {
 #pragma unroll
-      for (int b = 0; b < 4; ++b) {
-        const int r = rows16 * 16 + b * 4;
-        std::uint32_t a[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          a[i] = tile[r + i][g ^ Swizzle(r + i)];
+        for (int j = 0; j < 4; ++j) {
+          const std::uint32_t mask = (NanBytes(before[j]) >> 7) * 0xFFu;
+          w[j] = (w[j] & ~mask) | (before[j] & mask);
         }
-        const std::uint32_t t0 = __byte_perm(a[0], a[1], 0x5140);
-        const std::uint32_t t1 = __byte_perm(a[2], a[3], 0x5140);
-        const std::uint32_t t2 = __byte_perm(a[0], a[1], 0x7362);
-        const std::uint32_t t3 = __byte_perm(a[2], a[3], 0x7362);
-        out[0][b] = __byte_perm(t0, t1, 0x5410);
-        out[1][b] = __byte_perm(t0, t1, 0x7632);
-        out[2][b] = __byte_perm(t2, t3, 0x5410);
-        out[3][b] = __byte_perm(t2, t3, 0x7632);
-      }
-      std::uint8_t* dst = p.out + (tile_c * 128 + g * 4) * p.out_ld + row0 + rows16 * 16;
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        *reinterpret_cast<uint4*>(dst + c * p.out_ld) =
-            make_uint4(out[c][0], out[c][1], out[c][2], out[c][3]);
-      }
-      if (threadIdx.x < 128) {
-        p.out_scale[(tile_c * 128 + threadIdx.x) * p.out_row_stride +
-                    (row0 / 128) * p.out_tile_stride] = __uint_as_float(top);
-      }
-      const std::uint32_t lost_total =
-          __reduce_add_sync(kFullMask, (lost_bytes & 0xFFu) + ((lost_bytes >> 8) & 0xFFu) +
-                                           ((lost_bytes >> 16) & 0xFFu) + (lost_bytes >> 24));
-      if (lane == 0 && p.stats != nullptr) {
-        AtomicAddNonzero(&p.stats[owner.group].transpose_flushed, lost_total);
       }
     }
-    // Nobody runs ahead into the next tile's writes of `part`, row_scale and tile.
-    __syncthreads();
+    tile[r][Place(r, chunk)] = make_uint4(w[0], w[1], w[2], w[3]);
+  }
+  __syncthreads();
+
+  // Thread: 4 columns (word g of a row) and 16 rows, as four 4×4 byte transposes.
+  const int g = threadIdx.x >> 3, rows16 = threadIdx.x & 7;
+  const std::uint32_t* column =
+      reinterpret_cast<const std::uint32_t*>(&tile[rows16 * 16][Place(rows16 * 16, g >> 2)]) +
+      (g & 3);
+  std::uint32_t out[4][4];
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    std::uint32_t a[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      a[i] = column[(b * 4 + i) * 32];
+    }
+    const std::uint32_t t0 = __byte_perm(a[0], a[1], 0x5140), t1 = __byte_perm(a[2], a[3], 0x5140);
+    const std::uint32_t t2 = __byte_perm(a[0], a[1], 0x7362), t3 = __byte_perm(a[2], a[3], 0x7362);
+    out[0][b] = __byte_perm(t0, t1, 0x5410);
+    out[1][b] = __byte_perm(t0, t1, 0x7632);
+    out[2][b] = __byte_perm(t2, t3, 0x5410);
+    out[3][b] = __byte_perm(t2, t3, 0x7632);
+  }
+  std::uint8_t* dst = p.out + (tile_c * 128 + g * 4) * p.out_ld + row0 + rows16 * 16;
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    *reinterpret_cast<uint4*>(dst + c * p.out_ld) =
+        make_uint4(out[c][0], out[c][1], out[c][2], out[c][3]);
+  }
+  if (threadIdx.x < 128) {
+    p.out_scale[(tile_c * 128 + threadIdx.x) * p.out_row_stride +
+                (row0 / 128) * p.out_tile_stride] = __uint_as_float(top);
+  }
+  const std::uint32_t lost_total =
+      __reduce_add_sync(kFullMask, (lost_bytes & 0xFFu) + ((lost_bytes >> 8) & 0xFFu) +
+                                       ((lost_bytes >> 16) & 0xFFu) + (lost_bytes >> 24));
+  if (lane == 0 && p.stats != nullptr) {
+    AtomicAddNonzero(&p.stats[owner.group].transpose_flushed, lost_total);
   }
 }
 
@@ -209,12 +188,7 @@ void TransposeScaled(OpsContext* context, const TransposeScaledArgs& a) {
                           a.dst.scale_tile_stride,
                           MakeGroups(a.groups),
                           a.stats};
-  constexpr int kStageBytes = 2 * 128 * 128;
-  cudaFuncSetAttribute(transpose_scaled_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                       kStageBytes);
-  const std::int64_t most = std::int64_t{4} * context->multiprocessors;
-  transpose_scaled_kernel<<<static_cast<unsigned>(blocks < most ? blocks : most), 256, kStageBytes,
-                            context->stream>>>(p, static_cast<unsigned>(blocks));
+  transpose_scaled_kernel<<<static_cast<unsigned>(blocks), 256, 0, context->stream>>>(p);
   context->Launched("transpose_scaled");
 }
 

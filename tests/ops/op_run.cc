@@ -154,42 +154,18 @@ std::string CompareStats(const Output& cpu, const Output& cuda) {
 
 CudaBackend Open() {
   CudaBackend result;
-  std::vector<std::string> names;
-  if (const char* forced = std::getenv("OCTAVO_PLUGIN")) {
-    names.push_back(forced);
-  } else {
-    char self[4096] = "";
-    const ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    std::string folder(self, n > 0 ? static_cast<std::size_t>(n) : 0);
-    folder.resize(folder.rfind('/') == std::string::npos ? 0 : folder.rfind('/'));
-    names = {folder + "/liboctavo_cuda.so", folder + "/../lib/liboctavo_cuda.so"};
-  }
-  void* handle = nullptr;
-  for (const std::string& name : names) {
-    handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle != nullptr) {
-      break;
-    }
-    const char* error = dlerror();
-    result.reason +=
-        (result.reason.empty() ? "" : "; ") + std::string(error != nullptr ? error : name);
-  }
-  if (handle == nullptr) {
-    return result;
-  }
-  const auto entry = reinterpret_cast<const PluginTable* (*)()>(dlsym(handle, "octavo_plugin_v1"));
-  if (entry == nullptr || entry()->abi_version != kOpsAbiVersion) {
-    result.reason = "the plug-in has another ABI version";
+  const PluginTable* plugin = OpenPlugin(&result.reason);
+  if (plugin == nullptr) {
     return result;
   }
   char message[512] = "";
-  if (entry()->create(0, &result.backend, message, sizeof(message)) != 0) {
+  if (plugin->create(0, &result.backend, message, sizeof(message)) != 0) {
     result.backend = Backend{};
     result.reason = message;
     return result;
   }
   DeviceFacts facts;
-  entry()->probe(0, &facts, message, sizeof(message));
+  plugin->probe(0, &facts, message, sizeof(message));
   std::printf("device %s, SM %d, %d multiprocessors, cuBLASLt %d, cuDNN %d, NCCL %d\n", facts.name,
               facts.sm, facts.multiprocessors, facts.cublaslt_version, facts.cudnn_version,
               facts.nccl_version);
@@ -211,6 +187,37 @@ std::string Compare(const Output& cpu, const Output& cuda) {
       return CompareStats(cpu, cuda);
   }
   return "unknown comparison";
+}
+
+const PluginTable* OpenPlugin(std::string* reason) {
+  std::vector<std::string> names;
+  if (const char* forced = std::getenv("OCTAVO_PLUGIN")) {
+    names.push_back(forced);
+  } else {
+    char self[4096] = "";
+    const ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    std::string folder(self, n > 0 ? static_cast<std::size_t>(n) : 0);
+    folder.resize(folder.rfind('/') == std::string::npos ? 0 : folder.rfind('/'));
+    names = {folder + "/liboctavo_cuda.so", folder + "/../lib/liboctavo_cuda.so"};
+  }
+  void* handle = nullptr;
+  for (const std::string& name : names) {
+    handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle != nullptr) {
+      break;
+    }
+    const char* error = dlerror();
+    *reason += (reason->empty() ? "" : "; ") + std::string(error != nullptr ? error : name);
+  }
+  if (handle == nullptr) {
+    return nullptr;
+  }
+  const auto entry = reinterpret_cast<const PluginTable* (*)()>(dlsym(handle, "octavo_plugin_v1"));
+  if (entry == nullptr || entry()->abi_version != kOpsAbiVersion) {
+    *reason = "the plug-in has another ABI version";
+    return nullptr;
+  }
+  return entry();
 }
 
 const CudaBackend& OpenCuda() {

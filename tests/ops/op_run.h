@@ -16,6 +16,7 @@
 
 #include "kernels/formats/bf16.h"
 #include "kernels/ops.h"
+#include "kernels/ops_abi.h"
 
 namespace octavo::test {
 
@@ -216,6 +217,9 @@ struct CudaBackend {
   std::string reason;
 };
 const CudaBackend& OpenCuda();
+
+// The plug-in's table alone (null and a reason where it cannot be opened).
+const PluginTable* OpenPlugin(std::string* reason);
 
 struct OpCase {
   const char* name;
