@@ -110,6 +110,9 @@ void Mailbox::CommitAndRelease(std::vector<Output> outputs) {
 }
 
 absl::Status Mailbox::Commit(const StoreBatch& batch, const std::stop_token& stop) {
+  if (!broken_.ok()) {
+    return broken_;  // what follows builds on a batch that was never stored
+  }
   const std::int64_t begin = clock_->MonotonicMicros();
   while (true) {
     const absl::Status status = store_->Commit(batch);
@@ -124,7 +127,8 @@ absl::Status Mailbox::Commit(const StoreBatch& batch, const std::stop_token& sto
     if (clock_->MonotonicMicros() - begin > options_.store_retry_ms * 1000 ||
         stop.stop_requested()) {
       sink_->StoreBroken(status);
-      return Annotate(UnavailableError(Message(status)), "the job store cannot be written");
+      broken_ = Annotate(UnavailableError(Message(status)), "the job store cannot be written");
+      return broken_;
     }
     WaitFor(kCommitRetryMs, stop);
   }

@@ -86,6 +86,7 @@ class Mailbox {
   std::atomic<bool> store_healthy_{true};
   std::int64_t last_census_ = 0;
   std::int64_t last_tick_ = 0;
+  absl::Status broken_;  // once the store counts as broken, nothing is stored or released again
   std::stop_token stop_;
   std::jthread thread_;
 };

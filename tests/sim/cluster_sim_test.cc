@@ -45,7 +45,7 @@ void RunSeed(std::uint64_t seed, Cluster::Counts* sum, std::map<std::string, int
 
 TEST(ClusterSim, PromisesHoldUnderFaultsAndEverythingEndsAfterwards) {
   const std::int64_t fixed = FromEnvironment("OCTAVO_SIM_SEED", -1);
-  const std::int64_t runs = fixed >= 0 ? 1 : FromEnvironment("OCTAVO_SIM_RUNS", 60);
+  const std::int64_t runs = fixed >= 0 ? 1 : FromEnvironment("OCTAVO_SIM_RUNS", 40);
   Cluster::Counts sum;
   std::map<std::string, int> ends;
   std::random_device random;

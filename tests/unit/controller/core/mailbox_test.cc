@@ -141,6 +141,12 @@ TEST_F(MailboxTest, ABrokenStoreIsToldAndNothingIsReleasedAsDone) {
   ASSERT_EQ(told.wait_for(kSoon), std::future_status::ready);
   EXPECT_EQ(told.get().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(sink_.effects_.load(), 0);
+  // Also when the disk has room again: the lost batch is missing below what comes later.
+  store_.FailCommits(absl::OkStatus());
+  auto later = Submit(mailbox, "b");
+  ASSERT_EQ(later.wait_for(kSoon), std::future_status::ready);
+  EXPECT_EQ(later.get().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(store_.commits(), 0);
   mailbox.Stop();
 }
 
