@@ -509,8 +509,8 @@ void PermuteTable(Bench& b) {
     groups.begin = r.begin;
     groups.rows = r.counts;
     groups.padded_rows = rows;
-    const double scale = s.fp8 ? 1.03125 : 1.0;
-    const double bytes = static_cast<double>((s.tokens + rows) * row_bytes) * scale;
+    const double scale_overhead = s.fp8 ? 1.03125 : 1.0;
+    const double bytes = static_cast<double>((s.tokens + rows) * row_bytes) * scale_overhead;
     const float index_ms = b.Time([&] { b.ops().route_index(b.context(), r); });
     const float permute_ms = b.Time([&] { b.ops().permute(b.context(), p); });
     const float pad_ms = b.Time([&] {

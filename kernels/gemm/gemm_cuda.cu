@@ -79,7 +79,7 @@ struct LtOperand {
   DType dtype;
   bool k_contiguous;
   std::int64_t ld;
-  const float* scale = nullptr;
+  const float* dequant_scale = nullptr;
   int scale_mode = -1;
 };
 
@@ -105,15 +105,15 @@ bool Resolve(const ProductOperand& o, std::int64_t rows, std::int64_t k, LtOpera
   }
   switch (q.tiling) {
     case Tiling::kTensor:
-      out->scale = o.ready_scale != nullptr ? o.ready_scale : q.dequant_scale + o.group;
+      out->dequant_scale = o.ready_scale != nullptr ? o.ready_scale : q.dequant_scale + o.group;
       out->scale_mode = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
       break;
     case Tiling::kRow128:
       out->scale_mode = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
       if (o.ready_scale != nullptr) {
-        out->scale = o.ready_scale;
+        out->dequant_scale = o.ready_scale;
       } else if (RowScalesReady(q, rows) && o.row_begin == 0) {
-        out->scale = q.dequant_scale + o.k_begin / kTile * q.scale_tile_stride;
+        out->dequant_scale = q.dequant_scale + o.k_begin / kTile * q.scale_tile_stride;
       } else {
         return false;
       }
@@ -124,12 +124,12 @@ bool Resolve(const ProductOperand& o, std::int64_t rows, std::int64_t k, LtOpera
           o.row_begin % kTile != 0 || o.k_begin != 0) {
         return false;
       }
-      out->scale = q.dequant_scale + o.row_begin / kTile * q.scale_row_stride;
+      out->dequant_scale = q.dequant_scale + o.row_begin / kTile * q.scale_row_stride;
       break;
     default:
       return false;
   }
-  return reinterpret_cast<std::uintptr_t>(out->scale) % 16 == 0;
+  return reinterpret_cast<std::uintptr_t>(out->dequant_scale) % 16 == 0;
 }
 
 cublasLtMatrixLayout_t Layout(const LtOperand& o, std::int64_t rows, std::int64_t k) {
@@ -151,11 +151,11 @@ void Choose(OpsContext* context, const Product& p, const LtOperand& a, const LtO
   cublasLtMatmulDescCreate(&plan->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
   Set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, b.k_contiguous ? CUBLAS_OP_T : CUBLAS_OP_N);
   Set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, a.k_contiguous ? CUBLAS_OP_N : CUBLAS_OP_T);
-  if (a.scale != nullptr) {
+  if (a.dequant_scale != nullptr) {
     Set(plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, static_cast<std::int32_t>(b.scale_mode));
     Set(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, static_cast<std::int32_t>(a.scale_mode));
-    Set(plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(b.scale));
-    Set(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(a.scale));
+    Set(plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(b.dequant_scale));
+    Set(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(a.dequant_scale));
     // Block-scaled kernels promote anyway.
     const bool tensor = a.scale_mode == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F &&
                         b.scale_mode == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
@@ -230,8 +230,8 @@ bool MultiplyLt(OpsContext* context, const Lane& lane, const Product& p) {
     return false;
   }
   if (fp8) {
-    Set(plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(b.scale));
-    Set(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(a.scale));
+    Set(plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(b.dequant_scale));
+    Set(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(a.dequant_scale));
   }
   const float one = 1.0f, beta = p.accumulate ? 1.0f : 0.0f;
   const cublasStatus_t status =
@@ -256,7 +256,7 @@ struct PlainOperand {
   bool k_contiguous;
   std::int64_t ld;
   Tiling tiling;
-  const float* scale;
+  const float* dequant_scale;
   std::int64_t row_stride, tile_stride, row_begin, k_begin;
 };
 
@@ -265,13 +265,13 @@ PlainOperand MakePlain(const ProductOperand& o) {
     return {o.data, o.dtype, o.k_contiguous, o.ld, Tiling::kNone, nullptr, 0, 0, 0, 0};
   }
   const QTensor& q = o.quant;
-  const float* scale = q.tiling == Tiling::kTensor ? q.dequant_scale + o.group : q.dequant_scale;
+  const float* dequant_scale = q.tiling == Tiling::kTensor ? q.dequant_scale + o.group : q.dequant_scale;
   return {q.q,
           q.format,
           true,
           q.stride(),
           q.tiling,
-          scale,
+          dequant_scale,
           q.scale_row_stride,
           q.scale_tile_stride,
           o.row_begin,
@@ -289,13 +289,13 @@ __device__ __forceinline__ float Element(const PlainOperand& o, std::int64_t row
   const float q = Fp8Decode(o.dtype, static_cast<const std::uint8_t*>(o.data)[row * o.ld + k]);
   switch (o.tiling) {
     case Tiling::kTensor:
-      return q * o.scale[0];
+      return q * o.dequant_scale[0];
     case Tiling::kBlock128:
-      return q * o.scale[row / 128 * o.row_stride + k / 128 * o.tile_stride];
+      return q * o.dequant_scale[row / 128 * o.row_stride + k / 128 * o.tile_stride];
     case Tiling::kRow32:
-      return q * o.scale[row * o.row_stride + k / 32 * o.tile_stride];
+      return q * o.dequant_scale[row * o.row_stride + k / 32 * o.tile_stride];
     default:
-      return q * o.scale[row * o.row_stride + k / 128 * o.tile_stride];
+      return q * o.dequant_scale[row * o.row_stride + k / 128 * o.tile_stride];
   }
 }
 
@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(256)
 // ---------------------------------------------------------------- scales
 
 __global__ void __launch_bounds__(128)
-    pack_row_scales_kernel(const float* scale, std::int64_t row_stride, std::int64_t tile_stride,
+    pack_row_scales_kernel(const float* dequant_scale, std::int64_t row_stride, std::int64_t tile_stride,
                            std::int64_t tiles, Groups groups, float* out) {
   const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x) * 128, row = row0 + threadIdx.x;
   const RowOwner owner = FindOwner(groups, row0);
@@ -362,24 +362,24 @@ __global__ void __launch_bounds__(128)
   const std::int64_t padded = RoundUp(groups.rows[owner.group], kRowAlign);
   float* dst = out + begin * tiles + (row - begin);
   for (std::int64_t t = blockIdx.y; t < tiles; t += gridDim.y) {
-    dst[t * padded] = scale[row * row_stride + t * tile_stride];
+    dst[t * padded] = dequant_scale[row * row_stride + t * tile_stride];
   }
 }
 
 // out[tile, row] of a dense operand.
 __global__ void __launch_bounds__(128)
-    transpose_scales_kernel(const float* scale, std::int64_t row_stride, std::int64_t tile_stride,
+    transpose_scales_kernel(const float* dequant_scale, std::int64_t row_stride, std::int64_t tile_stride,
                             std::int64_t rows, float* out) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * 128 + threadIdx.x;
   if (row < rows) {
-    out[blockIdx.y * rows + row] = scale[row * row_stride + blockIdx.y * tile_stride];
+    out[blockIdx.y * rows + row] = dequant_scale[row * row_stride + blockIdx.y * tile_stride];
   }
 }
 
-__global__ void spread_scales_kernel(const float* scale, std::int64_t count, float* out) {
+__global__ void spread_scales_kernel(const float* dequant_scale, std::int64_t count, float* out) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < count) {
-    out[4 * i] = scale[i];
+    out[4 * i] = dequant_scale[i];
   }
 }
 
@@ -399,8 +399,8 @@ void PackRowScales(OpsContext* context, const QTensor& quant, const RowGroups& g
   }
 }
 
-void SpreadScales(OpsContext* context, const float* scale, std::int64_t count, float* out) {
-  spread_scales_kernel<<<Blocks(count, 128), 128, 0, context->stream>>>(scale, count, out);
+void SpreadScales(OpsContext* context, const float* dequant_scale, std::int64_t count, float* out) {
+  spread_scales_kernel<<<Blocks(count, 128), 128, 0, context->stream>>>(dequant_scale, count, out);
 }
 
 ProductOperand MakeProductOperand(const GemmOperand& operand, std::int64_t rows, std::int64_t k) {

@@ -72,7 +72,7 @@ bool RowScalesReady(const QTensor& quant, std::int64_t rows);
 // out holds padded_rows·tiles floats.
 void PackRowScales(OpsContext* context, const QTensor& quant, const RowGroups& groups, float* out);
 
-// out[4·i] = scale[i]: per-tensor scales at 16-byte steps.
-void SpreadScales(OpsContext* context, const float* scale, std::int64_t count, float* out);
+// out[4·i] = dequant_scale[i]: per-tensor scales at 16-byte steps.
+void SpreadScales(OpsContext* context, const float* dequant_scale, std::int64_t count, float* out);
 
 }  // namespace octavo::cuda

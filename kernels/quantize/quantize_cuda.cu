@@ -93,10 +93,10 @@ __global__ void __launch_bounds__(512, 2) quantize_blocks_kernel(BlocksParams p)
   }
   if (threadIdx.x == 0) {
     if (p.row.q != nullptr) {
-      p.row.scale[(row0 / 128) * p.row.row_stride + tile_k * p.row.tile_stride] = dequant_scale;
+      p.row.dequant_scale[(row0 / 128) * p.row.row_stride + tile_k * p.row.tile_stride] = dequant_scale;
     }
     if (p.col.q != nullptr) {
-      p.col.scale[(group * tiles_k + tile_k) * p.col.row_stride + tile_n * p.col.tile_stride] =
+      p.col.dequant_scale[(group * tiles_k + tile_k) * p.col.row_stride + tile_n * p.col.tile_stride] =
           dequant_scale;
     }
     NoteScale(amax, dequant_scale, stats);

@@ -21,7 +21,7 @@ namespace octavo::cuda {
 struct QuantizeTarget {
   std::uint8_t* q;
   std::int64_t ld;
-  float* scale;
+  float* dequant_scale;
   std::int64_t row_stride, tile_stride;
 };
 inline QuantizeTarget MakeTarget(const QTensor& t) {
@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(256, 4) quantize_row_kernel(Source source, Qua
       const int r = by_row ? i % kRowsPerBlock : i / tiles;
       const int t = by_row ? i / kRowsPerBlock : i % tiles;
       if (row0 + r < last) {
-        p.row.scale[(row0 + r) * p.row.row_stride + t * p.row.tile_stride] =
+        p.row.dequant_scale[(row0 + r) * p.row.row_stride + t * p.row.tile_stride] =
             UnmarkedDequant(marked[t * kRowsPerBlock + r], true, stats);
       }
     }
@@ -611,11 +611,11 @@ __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 ? 3 :
     for (int i = threadIdx.x; i < kPerEdge * 128; i += 256) {
       const int part = i / 128, at = i % 128;
       if (at < columns) {
-        p.col.scale[(col0 + at) * p.col.row_stride + (row0 / kDivisor + part) * p.col.tile_stride] =
+        p.col.dequant_scale[(col0 + at) * p.col.row_stride + (row0 / kDivisor + part) * p.col.tile_stride] =
             UnmarkedDequant(col_marked[part][at], !kRow, stats);
       }
       if (kRow && row0 + at < p.rows && part * kDivisor < columns) {
-        p.row.scale[(row0 + at) * p.row.row_stride + (col0 / kDivisor + part) * p.row.tile_stride] =
+        p.row.dequant_scale[(row0 + at) * p.row.row_stride + (col0 / kDivisor + part) * p.row.tile_stride] =
             UnmarkedDequant(row_marked[part][at], true, stats);
       }
     }

@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(256, 3) swiglu_backward_row_kernel(BackwardPar
       const int r = by_row ? i % kRowsPerBlock : i / tiles;
       const int t = by_row ? i / kRowsPerBlock : i % tiles;
       if (row0 + r < last) {
-        q.row.scale[(row0 + r) * q.row.row_stride + t * q.row.tile_stride] =
+        q.row.dequant_scale[(row0 + r) * q.row.row_stride + t * q.row.tile_stride] =
             UnmarkedDequant(marked[t * kRowsPerBlock + r], true, stats);
       }
     }
@@ -411,12 +411,12 @@ __global__ void __launch_bounds__(512, 1) swiglu_backward_tile_kernel(BackwardPa
     for (int i = threadIdx.x; i < kPerEdge * 128; i += 512) {
       const int part = i / 128, at = i % 128;
       if (at < columns) {
-        q.col.scale[(half * p.f + tile * 128 + at) * q.col.row_stride +
+        q.col.dequant_scale[(half * p.f + tile * 128 + at) * q.col.row_stride +
                     (row0 / kTile + part) * q.col.tile_stride] =
             UnmarkedDequant(col_marked[half][part][at], false, stats);
       }
       if (part * kTile < columns) {
-        q.row.scale[(row0 + at) * q.row.row_stride +
+        q.row.dequant_scale[(row0 + at) * q.row.row_stride +
                     ((half * p.f + tile * 128) / kTile + part) * q.row.tile_stride] =
             UnmarkedDequant(row_marked[half][part][at], true, stats);
       }

@@ -18,7 +18,7 @@ namespace {
 struct TransposeParams {
   const std::uint8_t* q;
   std::int64_t ld, rows, cols;
-  const float* scale;
+  const float* dequant_scale;
   std::int64_t row_stride, tile_stride;
   std::uint8_t* out;
   std::int64_t out_ld;
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(256, 6) transpose_scaled_kernel(TransposeParam
   }
   float d = kDequantScaleMin;
   if (threadIdx.x < 128) {
-    d = p.scale[(row0 + threadIdx.x) * p.row_stride + tile_c * p.tile_stride];
+    d = p.dequant_scale[(row0 + threadIdx.x) * p.row_stride + tile_c * p.tile_stride];
   }
   const RowOwner owner = FindOwner(p.groups, row0);  // while the loads are on their way
   if (owner.group < 0) {

@@ -37,7 +37,7 @@ struct ResolvedRecipe {
 // Memory of one FP8 copy, row-wise or column-wise, of up to [rows, cols].
 struct QBuffer {
   std::uint8_t* codes = nullptr;
-  float* scales = nullptr;
+  float* dequant_scales = nullptr;
 
   // mx: room for one scale per 32 elements. groups: room for per-tensor scales.
   static QBuffer Take(Arena& arena, std::int64_t rows, std::int64_t cols, std::int64_t groups,
@@ -57,7 +57,7 @@ struct QBuffer {
             .tiling = rule.tiling,
             .rows = rows,
             .cols = cols,
-            .dequant_scale = scales,
+            .dequant_scale = dequant_scales,
             .scale_row_stride = 1,
             .scale_tile_stride = RoundUp(rows, 4)};
   }

@@ -25,8 +25,8 @@ struct ExpertsShape {
 // One matrix kept for backward in whichever form the recipe needs.
 struct KeptMatrix {
   void* data = nullptr;  // [P, cols] act dtype, or codes
-  float* scales = nullptr;
-  QBuffer codes() const { return {static_cast<std::uint8_t*>(data), scales}; }
+  float* dequant_scales = nullptr;
+  QBuffer codes() const { return {static_cast<std::uint8_t*>(data), dequant_scales}; }
 };
 
 // Activations of one layer (one-round layers), taken at creation.
