@@ -193,4 +193,29 @@ JobServiceImpl::Unary* JobServiceImpl::SetPrecision(Context* context,
                   });
 }
 
+JobServiceImpl::Unary* JobServiceImpl::SetPolicy(Context* context,
+                                                 const v1::SetPolicyRequest* request,
+                                                 v1::JobPrecision* response) {
+  return RunUnary(rpc_, context, "SetPolicy", Role::kOperator, response,
+                  [request](Core& core, Now now,
+                            const std::string& caller) -> absl::StatusOr<v1::JobPrecision> {
+                    RETURN_IF_ERROR(CheckRequestId(request->request_id()));
+                    return core.SetPolicy(*request, caller, now);
+                  });
+}
+
+JobServiceImpl::Unary* JobServiceImpl::ReplayPolicy(Context* context,
+                                                    const v1::ReplayPolicyRequest* request,
+                                                    v1::ReplayPolicyResponse* response) {
+  return RunUnary(rpc_, context, "ReplayPolicy", Role::kViewer, response,
+                  [request](Core& core, Now, const std::string&) { return core.Replay(*request); });
+}
+
+JobServiceImpl::Unary* JobServiceImpl::GetHealth(Context* context,
+                                                 const v1::GetHealthRequest* request,
+                                                 v1::JobHealth* response) {
+  return RunUnary(rpc_, context, "GetHealth", Role::kViewer, response,
+                  [request](Core& core, Now, const std::string&) { return core.Health(*request); });
+}
+
 }  // namespace octavo

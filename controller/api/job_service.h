@@ -36,6 +36,9 @@ class JobServiceImpl final : public v1::JobService::CallbackService {
   Unary* GetPrecision(Context*, const v1::GetPrecisionRequest*, v1::JobPrecision*) override;
   Unary* ListPlans(Context*, const v1::ListPlansRequest*, v1::ListPlansResponse*) override;
   Unary* SetPrecision(Context*, const v1::SetPrecisionRequest*, v1::SetPrecisionResponse*) override;
+  Unary* SetPolicy(Context*, const v1::SetPolicyRequest*, v1::JobPrecision*) override;
+  Unary* ReplayPolicy(Context*, const v1::ReplayPolicyRequest*, v1::ReplayPolicyResponse*) override;
+  Unary* GetHealth(Context*, const v1::GetHealthRequest*, v1::JobHealth*) override;
 
  private:
   Unary* Verb(Context* context, const char* method, JobVerb verb, const v1::JobVerbRequest* request,

@@ -471,6 +471,7 @@ void OnAttemptStart(CoreState& state, JobRecord& job, const internal::v1::Attemp
       }
     }
     state.policy->OnAttempt(job.job(), device, start.loaded_step());
+    SavePolicy(state, job, now);
   }
 }
 

@@ -167,7 +167,8 @@ absl::Status Core::Recover(Now now) {
         ASSIGN_OR_RETURN(PrecisionPlan value, PlanFromWire(plan));
         history.push_back(std::move(value));
       }
-      state_.policy->Restore(job->job(), history);
+      state_.policy->Restore(job->job(), history,
+                             job->stored.has_policy() ? &job->stored.policy() : nullptr);
     }
     if (state_.live.contains(uid)) {
       state_.effects.push_back(JobBegan{.train_job = job->spec().name(),
@@ -228,7 +229,20 @@ absl::StatusOr<v1::Worker> Core::Drain(const DrainArgs& args, Now now) {
 
 absl::StatusOr<v1::JobPrecision> Core::Precision(const std::string& name) {
   ASSIGN_OR_RETURN(JobRecord * job, FindJob(state_, name));
-  return RenderPrecision(*job);
+  return RenderPrecision(state_, *job);
+}
+
+absl::StatusOr<v1::JobPrecision> Core::SetPolicy(const v1::SetPolicyRequest& request,
+                                                 const std::string& caller, Now now) {
+  return octavo::SetPolicy(state_, request, caller, now);
+}
+
+absl::StatusOr<v1::ReplayPolicyResponse> Core::Replay(const v1::ReplayPolicyRequest& request) {
+  return ReplayPolicy(state_, request);
+}
+
+absl::StatusOr<v1::JobHealth> Core::Health(const v1::GetHealthRequest& request) {
+  return GetHealth(state_, request);
 }
 
 absl::StatusOr<v1::ListPlansResponse> Core::Plans(const v1::ListPlansRequest& request) {

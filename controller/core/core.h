@@ -10,7 +10,7 @@
 // runs under the mailbox in production and under a seeded simulator in tests/sim.
 //
 // Where things are: jobs.h (resource, verbs, events) · attempts.h, attempt_end.h (gangs, fencing,
-// what next) · workers.h (sessions, leases, drain) · plans.h (precision) · progress.h (reports) ·
+// what next) · workers.h (sessions, leases, drain) · plans.h, policy_verbs.h (precision) · progress.h (reports) ·
 // rendezvous.h (where ranks meet) · queries.h (reads) · scheduler/ (pure decisions).
 // Not thread-safe.
 #pragma once
@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "controller/core/jobs.h"
 #include "controller/core/plans.h"
+#include "controller/core/policy_verbs.h"
 #include "controller/core/queries.h"
 #include "controller/core/state.h"
 #include "controller/core/workers.h"
@@ -49,6 +50,10 @@ class Core {
   absl::StatusOr<v1::JobPrecision> Precision(const std::string& name);
   absl::StatusOr<v1::ListPlansResponse> Plans(const v1::ListPlansRequest& request);
   absl::StatusOr<v1::SetPrecisionResponse> SetPlan(const PlanEdit& edit, Now now);
+  absl::StatusOr<v1::JobPrecision> SetPolicy(const v1::SetPolicyRequest& request,
+                                             const std::string& caller, Now now);
+  absl::StatusOr<v1::ReplayPolicyResponse> Replay(const v1::ReplayPolicyRequest& request);
+  absl::StatusOr<v1::JobHealth> Health(const v1::GetHealthRequest& request);
   absl::StatusOr<WatchStart> Watch(const v1::WatchJobRequest& request, Now now);
   void Unwatch(const std::string& job_uid);
 

@@ -7,6 +7,7 @@
 #include "base/str.h"
 #include "controller/core/attempts.h"
 #include "controller/core/jobs.h"
+#include "controller/core/policy_verbs.h"
 #include "controller/core/workers.h"
 #include "proto/convert/error_detail.h"
 #include "proto/convert/precision.h"
@@ -14,8 +15,6 @@
 
 namespace octavo {
 namespace {
-
-std::string PlanEtag(const JobRecord& job) { return StrCat("p", job.plans.back().version()); }
 
 absl::StatusOr<PlanOverride> ToOverride(const v1::PrecisionOverride& wire, std::int32_t layers) {
   return OverrideFromWire(wire.layers(), {wire.ops().begin(), wire.ops().end()}, wire.recipe(),
@@ -73,6 +72,15 @@ const v1::PrecisionPlan& AppendPlan(CoreState& state, JobRecord& job, PrecisionP
 }
 
 }  // namespace
+
+std::string PlanEtag(const JobRecord& job) { return StrCat("p", job.plans.back().version()); }
+
+void SavePolicy(CoreState& state, JobRecord& job, Now now) {
+  if (state.policy != nullptr && !IsTerminal(job.state())) {
+    *job.stored.mutable_policy() = state.policy->Save(job.job());
+    SaveJob(state, job, now);
+  }
+}
 
 v1::PrecisionPlan PlanOfSpec(const v1::JobSpec& spec) {
   PrecisionPlan plan = BuildPlanFromSpec(spec);
@@ -148,6 +156,9 @@ absl::StatusOr<v1::SetPrecisionResponse> SetPrecision(CoreState& state, const Pl
                                                   " already says so")),
                       "PLAN_UNCHANGED");
   }
+  for (const PlanChange& change : changes) {
+    plan.shadows.erase(change.site);  // measured for the policy, whose hands the site leaves
+  }
   plan.author = PlanAuthor::kOperator;
   plan.reason = edit.reason.empty() ? what : StrCat(what, ": ", edit.reason);
   for (const PlanChange& change : changes) {
@@ -156,6 +167,13 @@ absl::StatusOr<v1::SetPrecisionResponse> SetPrecision(CoreState& state, const Pl
   if (edit.validate_only) {
     plan.version = newest.version + 1;
     *response.mutable_plan() = PlanToWire(plan);
+    if (state.policy != nullptr) {
+      const absl::StatusOr<PolicyReplay> replay =
+          state.policy->Replay(job->job(), nullptr, plan);
+      if (replay.ok()) {  // else nothing is stored yet
+        *response.mutable_replay() = ReplayToWire(*replay);
+      }
+    }
     return response;
   }
   *response.mutable_plan() =
@@ -163,6 +181,7 @@ absl::StatusOr<v1::SetPrecisionResponse> SetPrecision(CoreState& state, const Pl
   RememberRequest(state, edit.request_id, "SetPrecision", job->uid(), fingerprint);
   if (state.policy != nullptr) {
     state.policy->OnOperatorPlan(job->job(), newest, plan);
+    SavePolicy(state, *job, now);
   }
   state.effects.push_back(PrecisionChangeMetric{
       .train_job = job->spec().name(), .direction = "operator", .reason = "operator"});
@@ -175,6 +194,7 @@ absl::Status AdoptPolicyPlan(CoreState& state, JobRecord& job, PrecisionPlan pla
   RETURN_IF_ERROR(CheckPlan(state, job, plan));
   plan.author = PlanAuthor::kPolicy;
   AppendPlan(state, job, std::move(plan), "policy", now);
+  SavePolicy(state, job, now);
   for (const auto& [direction, signal] : changes) {
     state.effects.push_back(PrecisionChangeMetric{
         .train_job = job.spec().name(), .direction = direction, .reason = signal});
@@ -182,7 +202,7 @@ absl::Status AdoptPolicyPlan(CoreState& state, JobRecord& job, PrecisionPlan pla
   return absl::OkStatus();
 }
 
-v1::JobPrecision RenderPrecision(const JobRecord& job) {
+v1::JobPrecision RenderPrecision(const CoreState& state, const JobRecord& job) {
   v1::JobPrecision precision;
   precision.set_job(job.job().name());
   precision.set_etag(PlanEtag(job));
@@ -190,6 +210,39 @@ v1::JobPrecision RenderPrecision(const JobRecord& job) {
   *precision.mutable_effective() = job.stored.effective();
   const v1::PolicySpec& policy = job.spec().precision().policy();
   precision.set_policy_enabled(!policy.has_enabled() || policy.enabled());
+  if (state.policy == nullptr) {
+    return precision;
+  }
+  internal::v1::StoredPolicy memory = job.stored.policy();
+  if (!IsTerminal(job.state())) {
+    precision.set_policy_enabled(state.policy->Enabled(job.job()));
+    memory = state.policy->Save(job.job());
+  }
+  for (const v1::LayerOpRecipe& site : memory.operator_sites()) {
+    v1::PolicySite& out = *precision.add_sites();
+    out.set_layer(site.layer());
+    out.set_op(site.op());
+    out.set_status("operator");
+  }
+  for (const internal::v1::StoredPolicy::Site& site : memory.sites()) {
+    if (site.status() == static_cast<std::int32_t>(SiteState::Status::kHealthy) ||
+        site.op() < 0 || site.op() >= kOpCount) {
+      continue;
+    }
+    v1::PolicySite& out = *precision.add_sites();
+    out.set_layer(site.layer());
+    out.set_op(std::string(kOpNames[static_cast<std::size_t>(site.op())]));
+    out.set_status(site.status() == static_cast<std::int32_t>(SiteState::Status::kPinned)
+                       ? "pinned"
+                       : "fallback");
+    const absl::StatusOr<Recipe> original = RecipeFromWire(site.original());
+    out.set_original(original.ok() ? DebugString(*original) : site.original().kind());
+    out.set_cause(std::string(
+        Name(static_cast<Signal>(std::clamp(site.cause(), 0, kSignalCount - 1)))));
+    out.set_since_step(site.since_step());
+    out.set_hold_steps(site.hold_steps());
+    out.set_relapses(site.flaps());
+  }
   return precision;
 }
 
@@ -201,6 +254,7 @@ void OnPlanApplied(CoreState& state, JobRecord& job, std::int32_t rank,
     }
     if (state.policy != nullptr && rank == 0) {  // also when a new attempt takes it up again
       state.policy->OnPlanApplied(job.job(), applied.version(), applied.step());
+      SavePolicy(state, job, now);
     }
     if (plan.applied_step() == 0 && applied.step() > 0) {
       plan.set_applied_step(applied.step());

@@ -38,7 +38,11 @@ absl::Status AdoptPolicyPlan(CoreState& state, JobRecord& job, PrecisionPlan pla
                              const std::vector<std::pair<std::string, std::string>>& changes,
                              Now now);
 
-v1::JobPrecision RenderPrecision(const JobRecord& job);
+v1::JobPrecision RenderPrecision(const CoreState& state, const JobRecord& job);
+// Changes with every version.
+std::string PlanEtag(const JobRecord& job);
+// Puts the policy's memory of the job into the store.
+void SavePolicy(CoreState& state, JobRecord& job, Now now);
 
 // PlanApplied from a rank: stores the step once, warns when ranks differ.
 void OnPlanApplied(CoreState& state, JobRecord& job, std::int32_t rank,

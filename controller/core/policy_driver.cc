@@ -4,138 +4,100 @@
 #include <utility>
 
 #include "base/status.h"
+#include "base/str.h"
+#include "controller/core/policy_memory.h"
+#include "proto/convert/error_detail.h"
 #include "proto/convert/health.h"
 
 namespace octavo {
 namespace {
 
-std::vector<OpSite> ChangedSites(const PrecisionPlan& before, const PrecisionPlan& after) {
-  std::vector<OpSite> sites;
-  for (const PlanChange& change : Diff(before, after)) {
-    sites.push_back(change.site);
-  }
-  return sites;
+constexpr std::size_t kAlertsRemembered = 4096;
+
+// "layer 3 fc1 input: amax_jump 12.5 > 10" → the part before the numbers.
+std::string AlertKey(const std::string& sentence) {
+  const std::size_t colon = sentence.find(": ");
+  return sentence.substr(0, sentence.find(' ', colon == std::string::npos ? 0 : colon + 2));
 }
 
 }  // namespace
 
-void JoinHealth(const HealthSnapshot& from, HealthSnapshot* into) {
-  into->first_step = from.first_step;
-  into->last_step = from.last_step;
-  into->plan_version = from.plan_version;
-  for (const TensorHealth& tensor : from.tensors) {
-    const auto found = std::find_if(
-        into->tensors.begin(), into->tensors.end(), [&tensor](const TensorHealth& other) {
-          return other.site == tensor.site && other.tensor == tensor.tensor &&
-                 other.shadow == tensor.shadow && other.shadow_recipe == tensor.shadow_recipe;
-        });
-    if (found == into->tensors.end()) {
-      into->tensors.push_back(tensor);
-      continue;
-    }
-    TensorHealth& sum = *found;
-    sum.amax = std::max(sum.amax, tensor.amax);
-    if (tensor.dequant_scale_max > 0) {  // 0, 0: no group had a scale
-      sum.dequant_scale_min = sum.dequant_scale_max > 0
-                                  ? std::min(sum.dequant_scale_min, tensor.dequant_scale_min)
-                                  : tensor.dequant_scale_min;
-      sum.dequant_scale_max = std::max(sum.dequant_scale_max, tensor.dequant_scale_max);
-    }
-    sum.elements += tensor.elements;
-    sum.nonfinite += tensor.nonfinite;
-    sum.saturated += tensor.saturated;
-    sum.nonzero += tensor.nonzero;
-    sum.flushed += tensor.flushed;
-    sum.transpose_flushed += tensor.transpose_flushed;
-    sum.signal_energy += tensor.signal_energy;
-    sum.noise_energy += tensor.noise_energy;
-    // An expert lives on one rank of each data-parallel group: the same id may come more than once.
-    for (const WorstExpert& expert : tensor.worst) {
-      const auto same =
-          std::find_if(sum.worst.begin(), sum.worst.end(), [&expert](const WorstExpert& other) {
-            return other.expert == expert.expert && other.ratio == expert.ratio;
-          });
-      if (same == sum.worst.end()) {
-        sum.worst.push_back(expert);
-      } else {
-        same->count += expert.count;
-        same->total += expert.total;
-      }
-    }
-  }
-}
-
-PolicyDriver::JobPolicy& PolicyDriver::Of(const v1::Job& job) {
-  const auto found = jobs_.find(job.uid());
-  if (found != jobs_.end()) {
-    return found->second;
-  }
-  JobPolicy& policy = jobs_[job.uid()];
-  absl::StatusOr<PolicyConfig> config = PolicyConfigFromSpec(job.spec(), DeviceAbility());
+void PolicyDriver::Configure(const v1::Job& job, JobPolicy& policy) {
+  absl::StatusOr<PolicyConfig> config = PolicyConfigFromSpec(job.spec(), policy.device);
   if (config.ok()) {
     policy.config = *std::move(config);
   } else {
     policy.config.enabled = false;  // a valid spec has a policy; without one nothing is decided
   }
-  return policy;
+  policy.config.enabled = policy.switched.value_or(policy.config.enabled);
 }
 
-void PolicyDriver::Restore(const v1::Job& job, const std::vector<PrecisionPlan>& history) {
-  JobPolicy& policy = Of(job);
-  for (std::size_t i = 1; i < history.size(); ++i) {
-    const PrecisionPlan& before = history[i - 1];
-    const PrecisionPlan& after = history[i];
-    if (after.author == PlanAuthor::kOperator) {
-      PolicyOnOperator(policy.state, ChangedSites(before, after), /*release=*/false);
-      continue;
-    }
-    for (const PlanChange& change : Diff(before, after)) {
-      SiteState& site = policy.state.sites[change.site];
-      if (site.status == SiteState::Status::kFallback && change.after == site.original) {
-        site.status = SiteState::Status::kHealthy;
-        continue;
-      }
-      if (!change.before.is_fp8()) {
-        continue;  // auto chose a recipe: no fall
-      }
-      if (site.status == SiteState::Status::kHealthy) {
-        site.original = change.before;
-        site.flaps += site.fell_once ? 1 : 0;
-        site.fell_once = true;
-        site.hold_steps = policy.config.hold_steps << std::min(site.flaps, 30);
-      }
-      site.status = site.flaps >= policy.config.max_flaps ? SiteState::Status::kPinned
-                                                          : SiteState::Status::kFallback;
-      site.good_shadows = 0;
-      site.since_step = job.progress().step();
-    }
+PolicyDriver::JobPolicy& PolicyDriver::Of(const v1::Job& job) {
+  const auto [found, fresh] = jobs_.try_emplace(job.uid());
+  if (fresh) {
+    found->second.device.is_cuda = job.spec().device() == "cuda";
+    Configure(job, found->second);
   }
+  return found->second;
+}
+
+void PolicyDriver::Restore(const v1::Job& job, const std::vector<PrecisionPlan>& history,
+                           const internal::v1::StoredPolicy* saved) {
+  JobPolicy& policy = Of(job);
+  if (saved == nullptr) {
+    PolicyFromHistory(history, policy.config, job.progress().step(), &policy.state);
+    return;
+  }
+  if (saved->switched() != 0) {
+    policy.switched = saved->switched() == 1;
+  }
+  policy.device = {.is_cuda = saved->cuda(), .sm = saved->sm()};
+  Configure(job, policy);
+  PolicyFromStore(*saved, &policy.state);
+}
+
+internal::v1::StoredPolicy PolicyDriver::Save(const v1::Job& job) {
+  const JobPolicy& policy = Of(job);
+  internal::v1::StoredPolicy stored = PolicyToStore(policy.state);
+  stored.set_switched(!policy.switched.has_value() ? 0 : *policy.switched ? 1 : 2);
+  stored.set_cuda(policy.device.is_cuda);
+  stored.set_sm(policy.device.sm);
+  return stored;
 }
 
 void PolicyDriver::OnAttempt(const v1::Job& job, const DeviceAbility& device, std::int64_t step) {
   JobPolicy& policy = Of(job);
-  absl::StatusOr<PolicyConfig> config = PolicyConfigFromSpec(job.spec(), device);
-  if (config.ok()) {
-    policy.config = *std::move(config);
-  }
-  policy.joined = HealthSnapshot();
-  policy.joined_ranks = 0;
+  policy.device = device;
+  Configure(job, policy);
+  policy.open.clear();
+  policy.judged_step = step;
+  policy.history.Add(AttemptStarted{step});
   PolicyOnStart(policy.config, policy.state, step);
 }
 
 void PolicyDriver::OnPlanApplied(const v1::Job& job, std::int64_t version, std::int64_t step) {
   JobPolicy& policy = Of(job);
+  policy.history.Add(PlanAppliedAt{version, step});
   PolicyOnApplied(policy.config, policy.state, version, step);
 }
 
-PolicyAnswer PolicyDriver::ToAnswer(const v1::Job& job, PolicyOutput output) {
-  PolicyAnswer answer{.alerts = std::move(output.alerts)};
+PolicyAnswer PolicyDriver::ToAnswer(JobPolicy& policy, PolicyOutput output, std::int64_t step) {
+  PolicyAnswer answer;
+  if (policy.alerted.size() > kAlertsRemembered) {
+    policy.alerted.clear();
+  }
+  for (std::string& sentence : output.alerts) {
+    const auto [said, fresh] = policy.alerted.emplace(AlertKey(sentence), step);
+    // A step back: another attempt repeats steps.
+    if (!fresh && step >= said->second && step - said->second < kAlertRepeatSteps) {
+      continue;
+    }
+    said->second = step;
+    answer.alerts.push_back(std::move(sentence));
+  }
   if (!output.changed) {
     return answer;
   }
-  const v1::PolicySpec& spec = job.spec().precision().policy();
-  answer.checkpoint_first = output.family_changed && (!spec.has_checkpoint_before_switch() ||
-                                                      spec.checkpoint_before_switch());
   for (const PolicyDecision& decision : output.decisions) {
     answer.changes.emplace_back(Name(decision.direction), Name(decision.signal));
   }
@@ -146,49 +108,144 @@ PolicyAnswer PolicyDriver::ToAnswer(const v1::Job& job, PolicyOutput output) {
 PolicyAnswer PolicyDriver::OnStep(const v1::Job& job, const PrecisionPlan& newest,
                                   const internal::v1::StepReport& report) {
   JobPolicy& policy = Of(job);
+  const StepHealth health = StepHealthFromWire(report);
+  policy.history.Add(health);
   if (!policy.config.enabled) {
     return {};
   }
-  return ToAnswer(job,
-                  PolicyOnStep(policy.config, policy.state, newest, StepHealthFromWire(report)));
+  return ToAnswer(policy, PolicyOnStep(policy.config, policy.state, newest, health), health.step);
 }
 
-PolicyAnswer PolicyDriver::Judge(const v1::Job& job, JobPolicy& policy,
-                                 const PrecisionPlan& newest) {
-  const HealthSnapshot joined = std::exchange(policy.joined, HealthSnapshot());
-  policy.joined_ranks = 0;
-  return ToAnswer(job, PolicyOnSnapshot(policy.config, policy.state, newest, joined));
+PolicyAnswer PolicyDriver::Judge(JobPolicy& policy, const PrecisionPlan& newest) {
+  const auto oldest = policy.open.begin();
+  HealthSnapshot joined = std::move(oldest->second.joined);
+  policy.judged_step = std::max(policy.judged_step, oldest->first);
+  policy.open.erase(oldest);
+  PolicyAnswer answer;
+  if (policy.config.enabled) {
+    answer = ToAnswer(policy, PolicyOnSnapshot(policy.config, policy.state, newest, joined),
+                      joined.last_step);
+  }
+  policy.history.Add(std::move(joined));
+  return answer;
 }
 
 PolicyAnswer PolicyDriver::OnSnapshot(const v1::Job& job, const PrecisionPlan& newest,
                                       const internal::v1::TelemetrySnapshot& snapshot) {
   JobPolicy& policy = Of(job);
-  if (!policy.config.enabled) {
-    return {};
-  }
   const HealthSnapshot health = HealthFromWire(snapshot);
-  PolicyAnswer answer;
-  // Telemetry may be dropped: an interval that never becomes complete is judged when the next
-  // begins.
-  if (policy.joined_ranks > 0 && health.last_step > policy.joined.last_step) {
-    answer = Judge(job, policy, newest);
-  } else if (policy.joined_ranks > 0 && health.last_step < policy.joined.last_step) {
+  if (health.last_step <= policy.judged_step) {
     return {};  // late: its interval has been judged
   }
-  JoinHealth(health, &policy.joined);
-  policy.joined_ranks += std::max(snapshot.ranks(), 1);
+  Interval& interval = policy.open[health.last_step];
+  JoinHealth(health, &interval.joined);
+  interval.ranks += std::max(snapshot.ranks(), 1);
+  PolicyAnswer answer;
+  // In order of steps: when every rank is in, or when newer intervals show that one never will be.
   // One plan at a time: what was just decided has to be applied first.
-  if (!answer.plan.has_value() && policy.joined_ranks >= job.spec().parallel().ranks()) {
-    PolicyAnswer complete = Judge(job, policy, newest);
-    complete.alerts.insert(complete.alerts.begin(), answer.alerts.begin(), answer.alerts.end());
-    return complete;
+  while (!policy.open.empty() && !answer.plan.has_value()) {
+    const bool complete =
+        policy.open.begin()->second.ranks >= job.spec().parallel().ranks();
+    if (!complete && policy.open.size() <= kOpenIntervals) {
+      break;
+    }
+    PolicyAnswer next = Judge(policy, newest);
+    next.alerts.insert(next.alerts.begin(), answer.alerts.begin(), answer.alerts.end());
+    answer = std::move(next);
   }
   return answer;
 }
 
+void PolicyDriver::OnRefused(const v1::Job& job, const PrecisionPlan& newest) {
+  PolicyState& state = Of(job).state;
+  state.awaited_version = newest.version;
+  state.switching.clear();
+}
+
 void PolicyDriver::OnOperatorPlan(const v1::Job& job, const PrecisionPlan& before,
                                   const PrecisionPlan& after) {
-  PolicyOnOperator(Of(job).state, ChangedSites(before, after), /*release=*/false);
+  PolicyState& state = Of(job).state;
+  PolicyOnOperator(state, ChangedSites(before, after), /*release=*/false);
+  state.awaited_version = before.version + 1;  // statistics of the old plan say nothing about it
+}
+
+void PolicyDriver::OnJobOver(const std::string& job_uid) {
+  if (!jobs_.contains(job_uid)) {
+    return;
+  }
+  ended_.push_back(job_uid);
+  if (ended_.size() > kEndedJobsKept) {
+    jobs_.erase(ended_.front());
+    ended_.pop_front();
+  }
+}
+
+void PolicyDriver::SetEnabled(const v1::Job& job, bool enabled) {
+  JobPolicy& policy = Of(job);
+  policy.switched = enabled;  // stands above the spec's word
+  Configure(job, policy);
+  if (enabled) {
+    policy.state.windows.Clear();  // they did not see what happened meanwhile
+  }
+}
+
+bool PolicyDriver::Enabled(const v1::Job& job) { return Of(job).config.enabled; }
+
+void PolicyDriver::SetOperatorSites(const v1::Job& job, const std::vector<OpSite>& sites,
+                                    bool release) {
+  PolicyState& state = Of(job).state;
+  PolicyOnOperator(state, sites, release);
+  for (const OpSite& site : sites) {
+    state.switching.erase(site);  // no plan changes
+  }
+}
+
+absl::StatusOr<PolicyReplay> PolicyDriver::Replay(const v1::Job& job, const v1::PolicySpec* policy,
+                                                  const PrecisionPlan& first_plan) {
+  const auto found = jobs_.find(job.uid());
+  if (found == jobs_.end() || found->second.history.Measure().snapshots == 0) {
+    return WithDetail(
+        FailedPreconditionError(
+            StrCat("no telemetry of ", job.name(), " is kept; it begins with the first snapshot ",
+                   "after the controller's start (telemetry.interval_steps: ",
+                   job.spec().telemetry().interval_steps(), ")")),
+        "NO_TELEMETRY");
+  }
+  v1::JobSpec spec = job.spec();
+  if (policy != nullptr) {
+    *spec.mutable_precision()->mutable_policy() = *policy;
+  }
+  ASSIGN_OR_RETURN(const PolicyConfig config, PolicyConfigFromSpec(spec, found->second.device));
+  const PolicyHistory::Extent extent = found->second.history.Measure();
+  return PolicyReplay{.first_step = extent.first_step,
+                      .last_step = extent.last_step,
+                      .snapshots = extent.snapshots,
+                      .steps = extent.steps,
+                      .result = octavo::Replay(config, first_plan, found->second.history.Items())};
+}
+
+std::int64_t PolicyDriver::OldestVersion(const v1::Job& job) {
+  const auto found = jobs_.find(job.uid());
+  return found == jobs_.end() ? 0 : found->second.history.Measure().oldest_version;
+}
+
+absl::StatusOr<PolicyHealth> PolicyDriver::Health(const v1::Job& job,
+                                                  const PrecisionPlan& newest) {
+  const auto found = jobs_.find(job.uid());
+  const std::vector<HealthSnapshot> recent = found == jobs_.end()
+                                                 ? std::vector<HealthSnapshot>()
+                                                 : found->second.history.Recent(kRankedSnapshots);
+  if (recent.empty()) {
+    return WithDetail(
+        FailedPreconditionError(StrCat("no statistics of ", job.name(), " have arrived yet; ranks ",
+                                       "send them every ",
+                                       job.spec().telemetry().interval_steps(), " steps")),
+        "NO_TELEMETRY");
+  }
+  return PolicyHealth{.first_step = recent.front().first_step,
+                      .last_step = recent.back().last_step,
+                      .plan_version = recent.back().plan_version,
+                      .tensors = RankTensors(found->second.config, newest, recent)};
 }
 
 }  // namespace octavo

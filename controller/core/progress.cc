@@ -25,14 +25,16 @@ void Adopt(CoreState& state, JobRecord& job, PolicyAnswer answer, Now now) {
   if (!answer.plan.has_value()) {
     return;
   }
-  if (answer.checkpoint_first) {
-    RequestCheckpoint(state, job, now);
-  }
+  // A change of recipe family takes a checkpoint first: the ranks do, at the step they agree on.
   const absl::Status adopted =
       AdoptPolicyPlan(state, job, *std::move(answer.plan), answer.changes, now);
   if (!adopted.ok()) {
-    EmitEvent(state, job, "WARNING", StrCat("the policy's plan was refused: ", Message(adopted)),
-              now);
+    state.policy->OnRefused(job.job(), job.newest_plan);
+    const std::string text = StrCat("the policy's plan was refused: ", Message(adopted));
+    if (job.mismatch_warned != text) {
+      job.mismatch_warned = text;
+      EmitEvent(state, job, "WARNING", text, now);
+    }
   }
 }
 

@@ -84,6 +84,29 @@ ParsedJobSpec ParseJobSpec(std::string_view yaml, const std::string& file_name) 
   return parsed;
 }
 
+absl::StatusOr<v1::PolicySpec> ParsePolicySpec(std::string_view yaml,
+                                               const std::string& file_name) {
+  v1::PolicySpec policy;
+  SpecFindings findings;
+  const YamlDocument document = ParseYaml(yaml);
+  for (const YamlProblem& problem : document.problems) {
+    findings.AddAt(problem.mark, "", "", problem.message);
+  }
+  if (document.is_complete && document.root.kind == YamlNode::Kind::kMap) {
+    findings.Locate("", document.root.mark);
+    ReadYaml(document.root, &policy, findings);
+    FillDefaults(&policy,
+                 [&findings](const std::string& field) { return findings.WasGiven(field); });
+    CheckRules(policy, findings);
+  } else if (document.problems.empty()) {
+    findings.AddAt(document.root.mark, "", "no map at the top level",
+                   "valid: keys of precision.policy, such as flushed_ratio, hold_steps, ladder");
+  }
+  SortByPlace(findings.violations());
+  RETURN_IF_ERROR(ToStatus(findings.violations(), file_name));
+  return policy;
+}
+
 std::vector<SpecViolation> ValidateJobSpec(const v1::JobSpec& spec) {
   SpecFindings findings;
   CheckAll(spec, findings);

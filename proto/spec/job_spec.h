@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "octavo/v1/job.pb.h"
 #include "proto/precision/plan.h"
 #include "proto/spec/violation.h"
@@ -36,6 +37,10 @@ struct ParsedJobSpec {
 
 // `file_name` is for messages only.
 ParsedJobSpec ParseJobSpec(std::string_view yaml, const std::string& file_name);
+
+// A policy alone, as it stands under precision.policy: fields, defaults and their rules.
+// INVALID_ARGUMENT as ParsedJobSpec::status.
+absl::StatusOr<v1::PolicySpec> ParsePolicySpec(std::string_view yaml, const std::string& file_name);
 
 // All violations of a complete spec (defaults filled in), without places.
 std::vector<SpecViolation> ValidateJobSpec(const v1::JobSpec& spec);

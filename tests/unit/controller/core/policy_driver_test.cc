@@ -100,7 +100,6 @@ TEST_F(PolicyDriverTest, ThreeBadIntervalsOfAllWorkersMakeAFallback) {
   ASSERT_TRUE(answer.plan.has_value());
   EXPECT_EQ(answer.plan->Resolve(1, Op::kFc1).kind, RecipeKind::kBf16);
   EXPECT_EQ(answer.plan->Resolve(2, Op::kFc1), plan_.Resolve(2, Op::kFc1));
-  EXPECT_TRUE(answer.checkpoint_first);
   ASSERT_FALSE(answer.changes.empty());
   EXPECT_EQ(answer.changes[0].first, "fallback");
 }
@@ -137,7 +136,7 @@ TEST_F(PolicyDriverTest, ARestartedControllerKnowsWhoFell) {
   fallen.version = 2;
   fallen.author = PlanAuthor::kPolicy;
   fallen.At(1, Op::kFc1) = DefaultRecipe(RecipeKind::kBf16);
-  driver_.Restore(job_, {plan_, fallen});
+  driver_.Restore(job_, {plan_, fallen}, nullptr);
   driver_.OnAttempt(job_, {}, 0);
   plan_ = fallen;
   // Good shadow evidence beyond the hold: it returns to what it fell from, which only the history
