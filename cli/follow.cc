@@ -38,7 +38,16 @@ class Watchdog {
         thread_([this](const std::stop_token& stop) { Loop(stop); }) {}
 
   void Touch() { last_ms_ = NowMs(); }
-  bool interrupted() const { return interrupted_; }
+
+  // Ends the thread; true when the user interrupted. Only an answer after the join is final: until
+  // then the thread may still take a signal off the process, and nobody else would see it.
+  bool Join() {
+    thread_.request_stop();
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+    return interrupted_;
+  }
 
  private:
   // Waits a little; true when the user interrupted.
@@ -138,7 +147,7 @@ class Follower {
       }
     }
     const grpc::Status status = reader->Finish();
-    interrupted_ = watchdog.interrupted();
+    interrupted_ = watchdog.Join() || interrupted_;
     return client_.ToAbsl(status, context);
   }
 
