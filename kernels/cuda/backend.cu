@@ -168,6 +168,10 @@ int Probe(int ordinal, DeviceFacts* facts, char* message, std::int64_t message_b
     return 1;
   }
   std::snprintf(facts->name, sizeof(facts->name), "%s", properties.name);
+  for (int i = 0; i < 16; ++i) {
+    std::snprintf(facts->uuid + 2 * i, 3, "%02x",
+                  static_cast<unsigned>(static_cast<unsigned char>(properties.uuid.bytes[i])));
+  }
   facts->sm = properties.major * 10 + properties.minor;
   facts->multiprocessors = properties.multiProcessorCount;
   facts->memory_bytes = static_cast<std::int64_t>(properties.totalGlobalMem);

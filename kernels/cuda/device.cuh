@@ -4,8 +4,9 @@
 // The unit of work is "eight consecutive elements of a row by one lane": 16 bytes of BF16 are one
 // load, 16 lanes hold one 128-wide tile, 4 lanes one MX block of 32.
 //
-// Counting costs almost nothing because it looks at the whole first: only when the largest magnitude
-// of a lane's elements is not finite, or a code came out as zero, are elements looked at one by one.
+// Counting costs almost nothing because it looks at the whole first: only when the largest
+// magnitude of a lane's elements is not finite, or a code came out as zero, are elements looked at
+// one by one.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -146,25 +147,23 @@ __device__ __forceinline__ bf16 FromFloat<bf16>(float x) {
 
 // ---------------------------------------------------------------- casts
 
-// Four codes, first in the low byte. cvt.rn.satfinite agrees with Fp8Encode on every input.
-__device__ __forceinline__ std::uint32_t Encode4(bool e5m2, float a, float b, float c, float d) {
-  std::uint32_t lo, hi;
-  if (e5m2) {
-    lo = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E5M2);
-    hi = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E5M2);
-  } else {
-    lo = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
-    hi = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E4M3);
-  }
+// Four codes, first in the low byte. cvt.rn.satfinite agrees with Fp8Encode on every input. The
+// format is a template argument: as a value it would cost a second, predicated conversion.
+template <bool kE5M2>
+__device__ __forceinline__ std::uint32_t Encode4(float a, float b, float c, float d) {
+  constexpr __nv_fp8_interpretation_t kFormat = kE5M2 ? __NV_E5M2 : __NV_E4M3;
+  const std::uint32_t lo = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, kFormat);
+  const std::uint32_t hi = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, kFormat);
   return lo | (hi << 16);
 }
-__device__ __forceinline__ uint2 Encode8(bool e5m2, const float v[8], float quant_scale) {
+template <bool kE5M2>
+__device__ __forceinline__ uint2 Encode8(const float v[8], float quant_scale) {
   float y[8];
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     y[j] = __fmul_rn(v[j], quant_scale);
   }
-  return make_uint2(Encode4(e5m2, y[0], y[1], y[2], y[3]), Encode4(e5m2, y[4], y[5], y[6], y[7]));
+  return make_uint2(Encode4<kE5M2>(y[0], y[1], y[2], y[3]), Encode4<kE5M2>(y[4], y[5], y[6], y[7]));
 }
 
 // Through FP16, which holds every FP8 number.

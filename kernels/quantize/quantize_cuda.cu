@@ -16,13 +16,14 @@ struct BlocksParams {
   const float* w;
   std::int64_t n, k;
   bool e5m2, pow2;
-  float format_max;
+  float format_max, min_dequant_scale;
   QuantizeTarget row, col;
   StatSlot* stats;
 };
 
 // One 128×128 tile a block: held in registers (4 rows × 8 columns a thread) between amax and cast.
 // The codes are transposed as bytes: a 2-D tile is its own transpose.
+template <bool kE5M2>
 __global__ void __launch_bounds__(512, 2) quantize_blocks_kernel(BlocksParams p) {
   __shared__ __align__(16) std::uint8_t codes_t[128 * 128];
   __shared__ std::uint32_t part[16];
@@ -54,7 +55,8 @@ __global__ void __launch_bounds__(512, 2) quantize_blocks_kernel(BlocksParams p)
   }
   __syncthreads();
   const std::uint32_t amax = __reduce_max_sync(kFullMask, part[lane16]);
-  const float quant_scale = QuantScaleFromAmax(__uint_as_float(amax), p.format_max, p.pow2, 0);
+  const float quant_scale =
+      QuantScaleFromAmax(__uint_as_float(amax), p.format_max, p.pow2, 0, p.min_dequant_scale);
   const float dequant_scale = DequantScaleFromQuantScale(quant_scale);
 
   uint2 codes[4];
@@ -62,12 +64,12 @@ __global__ void __launch_bounds__(512, 2) quantize_blocks_kernel(BlocksParams p)
   for (int i = 0; i < 4; ++i) {
     float v[8];
     Unpack(raw[i], v);
-    codes[i] = Encode8(p.e5m2, v, quant_scale);
+    codes[i] = Encode8<kE5M2>(v, quant_scale);
     if (p.row.q != nullptr) {
       *reinterpret_cast<uint2*>(p.row.q + (row0 + slot * 4 + i) * p.row.ld + col0 + lane16 * 8) =
           codes[i];
     }
-    CountCast8(p.e5m2, v, codes[i], quant_scale, wild, stats);
+    CountCast8(kE5M2, v, codes[i], quant_scale, wild, stats);
   }
   if (p.col.q != nullptr) {
 #pragma unroll
@@ -93,11 +95,12 @@ __global__ void __launch_bounds__(512, 2) quantize_blocks_kernel(BlocksParams p)
   }
   if (threadIdx.x == 0) {
     if (p.row.q != nullptr) {
-      p.row.dequant_scale[(row0 / 128) * p.row.row_stride + tile_k * p.row.tile_stride] = dequant_scale;
+      p.row.dequant_scale[(row0 / 128) * p.row.row_stride + tile_k * p.row.tile_stride] =
+          dequant_scale;
     }
     if (p.col.q != nullptr) {
-      p.col.dequant_scale[(group * tiles_k + tile_k) * p.col.row_stride + tile_n * p.col.tile_stride] =
-          dequant_scale;
+      p.col.dequant_scale[(group * tiles_k + tile_k) * p.col.row_stride +
+                          tile_n * p.col.tile_stride] = dequant_scale;
     }
     NoteScale(amax, dequant_scale, stats);
   }
@@ -153,10 +156,11 @@ __global__ void __launch_bounds__(256)
 }
 
 __global__ void scale_from_amax_kernel(const float* amax, std::int64_t n, float format_max,
-                                       bool pow2, int margin, float* quant, float* dequant) {
+                                       bool pow2, int margin, float min_dequant_scale, float* quant,
+                                       float* dequant) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < n) {
-    const ScalePair pair = ScaleFromAmaxPair(amax[i], format_max, pow2, margin);
+    const ScalePair pair = ScaleFromAmaxPair(amax[i], format_max, pow2, margin, min_dequant_scale);
     quant[i] = pair.quant_scale;
     dequant[i] = pair.dequant_scale;
   }
@@ -254,9 +258,9 @@ void LaunchDequantize(cudaStream_t stream, const DequantizeArgs& a) {
   }
 }
 
-QuantizeParams MakeParams(const RowGroups& groups, std::int64_t cols, DType format, bool pow2,
+QuantizeParams MakeParams(const RowGroups& groups, std::int64_t cols, const QuantizeRule& rule,
                           const QTensor& row, const QTensor& col, StatSlot* stats) {
-  OCTAVO_CHECK(IsFp8(format), "format = %d is not FP8", static_cast<int>(format));
+  OCTAVO_CHECK(IsFp8(rule.format), "format = %d is not FP8", static_cast<int>(rule.format));
   OCTAVO_CHECK(row.present() || col.present(), "neither a row-wise nor a column-wise copy wanted");
   OCTAVO_CHECK(cols % 8 == 0, "cols = %lld must be a multiple of 8", static_cast<long long>(cols));
   OCTAVO_CHECK(!col.present() || col.stride() % 16 == 0,
@@ -265,9 +269,10 @@ QuantizeParams MakeParams(const RowGroups& groups, std::int64_t cols, DType form
   return QuantizeParams{.groups = MakeGroups(groups),
                         .rows = groups.padded_rows,
                         .cols = cols,
-                        .e5m2 = format == DType::kE5M2,
-                        .pow2 = pow2,
-                        .format_max = Fp8Max(format),
+                        .e5m2 = rule.format == DType::kE5M2,
+                        .pow2 = rule.pow2,
+                        .format_max = Fp8Max(rule.format),
+                        .min_dequant_scale = rule.min_dequant_scale,
                         .row = MakeTarget(row),
                         .col = MakeTarget(col),
                         .quant_scale = nullptr,
@@ -290,8 +295,7 @@ void LaunchDense(OpsContext* context, const void* x, DType dtype, const Quantize
 }  // namespace
 
 void QuantizeRows(OpsContext* context, const QuantizeRowsArgs& a) {
-  const QuantizeParams p =
-      MakeParams(a.groups, a.cols, a.rule.format, a.rule.pow2, a.row, a.col, a.stats);
+  const QuantizeParams p = MakeParams(a.groups, a.cols, a.rule, a.row, a.col, a.stats);
   if (a.rule.tiling == Tiling::kRow32) {
     OCTAVO_CHECK(a.cols % 32 == 0, "cols = %lld must be a multiple of 32",
                  static_cast<long long>(a.cols));
@@ -318,10 +322,15 @@ void QuantizeBlocks(OpsContext* context, const QuantizeBlocksArgs& a) {
                  a.rule.format == DType::kE5M2,
                  a.rule.pow2,
                  Fp8Max(a.rule.format),
+                 a.rule.min_dequant_scale,
                  MakeTarget(a.row),
                  MakeTarget(a.col),
                  a.stats};
-  quantize_blocks_kernel<<<static_cast<unsigned>(blocks), 512, 0, context->stream>>>(p);
+  if (p.e5m2) {
+    quantize_blocks_kernel<true><<<static_cast<unsigned>(blocks), 512, 0, context->stream>>>(p);
+  } else {
+    quantize_blocks_kernel<false><<<static_cast<unsigned>(blocks), 512, 0, context->stream>>>(p);
+  }
   context->Launched("quantize_blocks");
 }
 
@@ -351,14 +360,14 @@ void Amax(OpsContext* context, const AmaxArgs& a) {
 void ScaleFromAmax(OpsContext* context, const ScaleFromAmaxArgs& a) {
   if (a.n > 0) {
     scale_from_amax_kernel<<<Blocks(a.n, 128), 128, 0, context->stream>>>(
-        a.amax, a.n, Fp8Max(a.rule.format), a.rule.pow2, a.rule.margin, a.quant_scale,
-        a.dequant_scale);
+        a.amax, a.n, Fp8Max(a.rule.format), a.rule.pow2, a.rule.margin, a.rule.min_dequant_scale,
+        a.quant_scale, a.dequant_scale);
   }
   context->Launched("scale_from_amax");
 }
 
 void QuantizeTensor(OpsContext* context, const QuantizeTensorArgs& a) {
-  QuantizeParams p = MakeParams(a.groups, a.cols, a.format, false, a.row, a.col, a.stats);
+  QuantizeParams p = MakeParams(a.groups, a.cols, {.format = a.format}, a.row, a.col, a.stats);
   p.quant_scale = a.quant_scale;
   LaunchDense<0>(context, a.x, a.x_dtype, p);
   if (a.groups.count > 0) {

@@ -32,7 +32,7 @@ struct QuantizeParams {
   Groups groups;
   std::int64_t rows, cols;  // rows of the buffer (P)
   bool e5m2, pow2;
-  float format_max;
+  float format_max, min_dequant_scale;
   QuantizeTarget row, col;
   const float* quant_scale;  // kTile 0: [groups]
   StatSlot* stats;           // [groups] or null
@@ -175,6 +175,10 @@ __device__ __forceinline__ float TileQuantScale(std::uint32_t amax_bits, const Q
   if (kTile == 32) {
     return MxScaleFromAmax(__uint_as_float(amax_bits), p.format_max).quant_scale;
   }
+  if (p.min_dequant_scale > 0) {
+    return QuantScaleFromAmax(__uint_as_float(amax_bits), p.format_max, p.pow2, 0,
+                              p.min_dequant_scale);
+  }
   if (p.pow2) {
     // Both maxima are 1.75 · 2^e, so floor(log2(M/a)) is the exponent field of the difference of
     // the bit patterns; the rounded quotient of QuantScaleFromAmax never crosses a power of two.
@@ -217,7 +221,7 @@ inline constexpr int kStages = 3;
 inline constexpr int kStageVectors = 4;  // 16-byte vectors a lane and stage
 inline constexpr int kStageBytes = 8 * kStages * kStageVectors * 32 * 16;
 
-template <class Source, int kTile>
+template <class Source, int kTile, bool kE5M2>
 __global__ void __launch_bounds__(256, 4) quantize_row_kernel(Source source, QuantizeParams p) {
   using M = typename Source::Magnitude;
   constexpr int kVectors = Source::kVectors;
@@ -229,34 +233,20 @@ __global__ void __launch_bounds__(256, 4) quantize_row_kernel(Source source, Qua
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   uint4* stages = reinterpret_cast<uint4*>(dynamic) + warp * kStages * kStageVectors * 32 + lane;
   const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock;
-  const RowOwner owner = FindOwner(p.groups, row0);
-  if (owner.group < 0) {
-    return;  // rows of no group are nobody's: not written
-  }
-  const float given = kTile == 0 ? p.quant_scale[owner.group] : 1.0f;
   const int cols = static_cast<int>(p.cols);
   ThreadStats stats;
 
   // The warp's work: two rows, one stage of columns after the other.
   const int per_row = (cols + 256 * kUnroll - 1) / (256 * kUnroll);
-  const int real_rows_here = static_cast<int>(
-      max(std::int64_t{0}, min(std::int64_t{kRowsPerBlock}, owner.real_end - row0)));
   const int rows_here = static_cast<int>(min(std::int64_t{kRowsPerBlock}, p.rows - row0));
-  float factor[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int rr = warp + half * 8;
-    factor[half] = rr < real_rows_here ? source.RowFactor(row0 + rr) : 0.0f;
-  }
   int load_half = 0, load_c0 = 0, load_stage = 0;
   const auto load_next = [&] {
     if (load_half < 2) {
       const int rr = warp + load_half * 8;
-      const bool real = rr < real_rows_here;
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int col = load_c0 + u * 256 + lane * 8;
-        const bool wanted = real && col < cols;
+        const bool wanted = rr < rows_here && col < cols;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
           CopyAsync(stages + (load_stage * kStageVectors + u * kVectors + v) * 32,
@@ -276,6 +266,19 @@ __global__ void __launch_bounds__(256, 4) quantize_row_kernel(Source source, Qua
   for (int i = 0; i < kStages - 1; ++i) {
     load_next();
   }
+  float factor[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int rr = warp + half * 8;
+    factor[half] = rr < rows_here ? source.RowFactor(row0 + rr) : 0.0f;
+  }
+  const RowOwner owner = FindOwner(p.groups, row0);  // while the loads are on their way
+  if (owner.group < 0) {
+    return;  // rows of no group are nobody's: not written
+  }
+  const float given = kTile == 0 ? p.quant_scale[owner.group] : 1.0f;
+  const int real_rows_here = static_cast<int>(
+      max(std::int64_t{0}, min(std::int64_t{kRowsPerBlock}, owner.real_end - row0)));
 
   int stage = 0;
   for (int half = 0; half < 2; ++half) {
@@ -297,6 +300,9 @@ __global__ void __launch_bounds__(256, 4) quantize_row_kernel(Source source, Qua
           words[v] = stages[(stage * kStageVectors + u * kVectors + v) * 32];
         }
         kept[u] = Source::Keep(loaded, factor[half]);
+        if (!real) {
+          Source::ZeroKept(kept[u]);  // padding, whatever it holds
+        }
       }
       stage = stage == kStages - 1 ? 0 : stage + 1;
       std::uint32_t largest[kUnroll], top[kUnroll];
@@ -357,12 +363,12 @@ __global__ void __launch_bounds__(256, 4) quantize_row_kernel(Source source, Qua
         if (col < cols && there) {
           float v[8];
           Source::Values(kept[u], v);
-          const uint2 codes = Encode8(p.e5m2, v, quant_scale[u]);
+          const uint2 codes = Encode8<kE5M2>(v, quant_scale[u]);
           *reinterpret_cast<uint2*>(out + col) = codes;
           if (real) {
             const bool saturates =
-                kTile == 0 && MaySaturate(p.e5m2, M::Largest(largest[u]), quant_scale[u]);
-            CountCast8(p.e5m2, v, codes, quant_scale[u], wild[u] || saturates, stats);
+                kTile == 0 && MaySaturate(kE5M2, M::Largest(largest[u]), quant_scale[u]);
+            CountCast8(kE5M2, v, codes, quant_scale[u], wild[u] || saturates, stats);
           }
         }
       }
@@ -426,7 +432,7 @@ __device__ __forceinline__ void WriteTransposed(const std::uint8_t* smem, int co
 // ---------------------------------------------------------------- rows and columns
 
 // Thread (lane16, slot): 8 columns of 8 consecutive rows.
-template <class Source, int kTile, bool kRow>
+template <class Source, int kTile, bool kRow, bool kE5M2>
 __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 ? 3 : 2)
     quantize_tile_kernel(Source source, QuantizeParams p) {
   using M = typename Source::Magnitude;
@@ -552,14 +558,14 @@ __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 ? 3 :
       for (int i = 0; i < 8; ++i) {
         float v[8];
         Source::Values(kept[i], v);
-        const uint2 codes = Encode8(p.e5m2, v, quant_scale[i]);
+        const uint2 codes = Encode8<kE5M2>(v, quant_scale[i]);
         if (first + i < p.rows) {
           *reinterpret_cast<uint2*>(out + i * p.row.ld) = codes;
         }
         if (i < real) {
           const bool saturates =
-              kTile == 0 && MaySaturate(p.e5m2, M::Largest(largest[i]), quant_scale[i]);
-          CountCast8(p.e5m2, v, codes, quant_scale[i], (wild >> i & 1) != 0 || saturates, stats);
+              kTile == 0 && MaySaturate(kE5M2, M::Largest(largest[i]), quant_scale[i]);
+          CountCast8(kE5M2, v, codes, quant_scale[i], (wild >> i & 1) != 0 || saturates, stats);
         }
       }
     }
@@ -589,11 +595,11 @@ __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 ? 3 :
       Source::Values(kept[i], all);
       v[i] = all[j];
     }
-    const uint2 codes = Encode8(p.e5m2, v, quant_scale);
+    const uint2 codes = Encode8<kE5M2>(v, quant_scale);
     StoreTransposed(codes_t, lane16 * 8 + j, slot, codes);
     if (!kRow && col + j < p.cols) {
       // Elements are counted with their column's scale; rows behind the group's end are left out.
-      const DType format = p.e5m2 ? DType::kE5M2 : DType::kE4M3;
+      const DType format = kE5M2 ? DType::kE5M2 : DType::kE4M3;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const std::uint32_t magnitude = ((i < 4 ? codes.x : codes.y) >> (8 * (i & 3))) & 0x7Fu;
@@ -611,11 +617,13 @@ __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 ? 3 :
     for (int i = threadIdx.x; i < kPerEdge * 128; i += 256) {
       const int part = i / 128, at = i % 128;
       if (at < columns) {
-        p.col.dequant_scale[(col0 + at) * p.col.row_stride + (row0 / kDivisor + part) * p.col.tile_stride] =
+        p.col.dequant_scale[(col0 + at) * p.col.row_stride +
+                            (row0 / kDivisor + part) * p.col.tile_stride] =
             UnmarkedDequant(col_marked[part][at], !kRow, stats);
       }
       if (kRow && row0 + at < p.rows && part * kDivisor < columns) {
-        p.row.dequant_scale[(row0 + at) * p.row.row_stride + (col0 / kDivisor + part) * p.row.tile_stride] =
+        p.row.dequant_scale[(row0 + at) * p.row.row_stride +
+                            (col0 / kDivisor + part) * p.row.tile_stride] =
             UnmarkedDequant(row_marked[part][at], true, stats);
       }
     }
@@ -632,29 +640,38 @@ __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 ? 3 :
 // ---------------------------------------------------------------- launch
 
 // kColumnsAlone: the column-wise copy may be wanted without the row-wise one.
-template <class Source, int kTile, bool kColumnsAlone>
-void LaunchQuantize(cudaStream_t stream, const Source& source, const QuantizeParams& p) {
-  if (p.rows == 0 || p.cols == 0) {
-    return;
-  }
+template <class Source, int kTile, bool kColumnsAlone, bool kE5M2>
+void LaunchQuantizeAs(cudaStream_t stream, const Source& source, const QuantizeParams& p) {
   if (p.col.q == nullptr) {
     const std::size_t smem =
         kStageBytes +
         (kTile > 0 ? sizeof(float) * kRowsPerBlock * (p.cols / (kTile > 0 ? kTile : 1)) : 0);
-    cudaFuncSetAttribute(quantize_row_kernel<Source, kTile>,
+    cudaFuncSetAttribute(quantize_row_kernel<Source, kTile, kE5M2>,
                          cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem));
-    quantize_row_kernel<Source, kTile>
+    quantize_row_kernel<Source, kTile, kE5M2>
         <<<Blocks(p.rows, kRowsPerBlock), 256, smem, stream>>>(source, p);
     return;
   }
   const unsigned tiles = Blocks(p.rows, 128) * Blocks(p.cols, 128);
   if (p.row.q != nullptr) {
-    quantize_tile_kernel<Source, kTile, true><<<tiles, 256, 0, stream>>>(source, p);
+    quantize_tile_kernel<Source, kTile, true, kE5M2><<<tiles, 256, 0, stream>>>(source, p);
   } else {
     OCTAVO_CHECK(kColumnsAlone, "a column-wise copy needs the row-wise one here");
     if constexpr (kColumnsAlone) {
-      quantize_tile_kernel<Source, kTile, false><<<tiles, 256, 0, stream>>>(source, p);
+      quantize_tile_kernel<Source, kTile, false, kE5M2><<<tiles, 256, 0, stream>>>(source, p);
     }
+  }
+}
+
+template <class Source, int kTile, bool kColumnsAlone>
+void LaunchQuantize(cudaStream_t stream, const Source& source, const QuantizeParams& p) {
+  if (p.rows == 0 || p.cols == 0) {
+    return;
+  }
+  if (p.e5m2) {
+    LaunchQuantizeAs<Source, kTile, kColumnsAlone, true>(stream, source, p);
+  } else {
+    LaunchQuantizeAs<Source, kTile, kColumnsAlone, false>(stream, source, p);
   }
 }
 

@@ -163,7 +163,7 @@ __device__ __forceinline__ float Backward8(const BackwardLoaded<T>& r, float wei
   return sum;
 }
 
-template <class T, int kTile, bool kQuantize>
+template <class T, int kTile, bool kQuantize, bool kE5M2>
 __global__ void __launch_bounds__(256, 3) swiglu_backward_row_kernel(BackwardParams<T> p) {
   constexpr int kUnroll = sizeof(T) == 2 ? 2 : 1;
   extern __shared__ float marked[];  // [2F/kTile][kRowsPerBlock]
@@ -242,10 +242,10 @@ __global__ void __launch_bounds__(256, 3) swiglu_backward_row_kernel(BackwardPar
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
               const float* v = half == 0 ? d_gate : d_up;
-              const uint2 codes = Encode8(q.e5m2, v, quant_scale[half]);
+              const uint2 codes = Encode8<kE5M2>(v, quant_scale[half]);
               *reinterpret_cast<uint2*>(q.row.q + row * q.row.ld + half * p.f + col) = codes;
               if (real) {
-                CountCast8(q.e5m2, v, codes, quant_scale[half], wild[half], stats);
+                CountCast8(kE5M2, v, codes, quant_scale[half], wild[half], stats);
               }
             }
           }
@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(256, 3) swiglu_backward_row_kernel(BackwardPar
 }
 
 // Thread (lane16, slot): 8 columns, 4 consecutive rows, of d_gate and of d_up.
-template <class T, int kTile>
+template <class T, int kTile, bool kE5M2>
 __global__ void __launch_bounds__(512, 1) swiglu_backward_tile_kernel(BackwardParams<T> p) {
   constexpr int kPerEdge = 128 / kTile;
   __shared__ __align__(16) std::uint8_t codes_t[128 * 128];
@@ -368,10 +368,10 @@ __global__ void __launch_bounds__(512, 1) swiglu_backward_tile_kernel(BackwardPa
       std::uint8_t* out = q.row.q + (row0 + slot * 4) * q.row.ld + half * p.f + col;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint2 codes = Encode8(q.e5m2, value[half][i], row_quant[i]);
+        const uint2 codes = Encode8<kE5M2>(value[half][i], row_quant[i]);
         *reinterpret_cast<uint2*>(out + i * q.row.ld) = codes;
         if (row0 + slot * 4 + i < owner.real_end) {
-          CountCast8(q.e5m2, value[half][i], codes, row_quant[i], wild[i], stats);
+          CountCast8(kE5M2, value[half][i], codes, row_quant[i], wild[i], stats);
         }
       }
     }
@@ -402,7 +402,7 @@ __global__ void __launch_bounds__(512, 1) swiglu_backward_tile_kernel(BackwardPa
       for (int i = 0; i < 4; ++i) {
         y[i] = __fmul_rn(value[half][i][j], quant_scale);
       }
-      StoreTransposed4(codes_t, c, slot, Encode4(q.e5m2, y[0], y[1], y[2], y[3]));
+      StoreTransposed4(codes_t, c, slot, Encode4<kE5M2>(y[0], y[1], y[2], y[3]));
     }
     __syncthreads();
     const int columns = static_cast<int>(min(std::int64_t{128}, p.f - tile * 128));
@@ -412,12 +412,12 @@ __global__ void __launch_bounds__(512, 1) swiglu_backward_tile_kernel(BackwardPa
       const int part = i / 128, at = i % 128;
       if (at < columns) {
         q.col.dequant_scale[(half * p.f + tile * 128 + at) * q.col.row_stride +
-                    (row0 / kTile + part) * q.col.tile_stride] =
+                            (row0 / kTile + part) * q.col.tile_stride] =
             UnmarkedDequant(col_marked[half][part][at], false, stats);
       }
       if (part * kTile < columns) {
         q.row.dequant_scale[(row0 + at) * q.row.row_stride +
-                    ((half * p.f + tile * 128) / kTile + part) * q.row.tile_stride] =
+                            ((half * p.f + tile * 128) / kTile + part) * q.row.tile_stride] =
             UnmarkedDequant(row_marked[half][part][at], true, stats);
       }
     }
@@ -455,13 +455,14 @@ QuantizeParams MakeParams(const RowGroups& groups, std::int64_t cols, const Quan
                         .e5m2 = rule.format == DType::kE5M2,
                         .pow2 = rule.pow2,
                         .format_max = Fp8Max(rule.format),
+                        .min_dequant_scale = rule.min_dequant_scale,
                         .row = MakeTarget(row),
                         .col = MakeTarget(col),
                         .quant_scale = nullptr,
                         .stats = stats};
 }
 
-template <int kTile>
+template <int kTile, bool kE5M2>
 void BackwardQuantized(OpsContext* context, const BackwardParams<bf16>& params) {
   BackwardParams<bf16> p = params;
   const std::int64_t rows = p.quantize.rows;
@@ -470,10 +471,10 @@ void BackwardQuantized(OpsContext* context, const BackwardParams<bf16>& params) 
   if (p.quantize.col.q == nullptr) {
     const std::size_t smem = sizeof(float) * kRowsPerBlock * 2 * (p.f / kTile);
     if (smem > 48 * 1024) {
-      cudaFuncSetAttribute(swiglu_backward_row_kernel<bf16, kTile, true>,
+      cudaFuncSetAttribute(swiglu_backward_row_kernel<bf16, kTile, true, kE5M2>,
                            cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem));
     }
-    swiglu_backward_row_kernel<bf16, kTile, true>
+    swiglu_backward_row_kernel<bf16, kTile, true, kE5M2>
         <<<Blocks(rows, kRowsPerBlock), 256, smem, context->stream>>>(p);
     return;
   }
@@ -484,7 +485,7 @@ void BackwardQuantized(OpsContext* context, const BackwardParams<bf16>& params) 
                "[%lld, %lld] needs more scratch than there is", static_cast<long long>(rows),
                static_cast<long long>(p.f));
   p.partial = p.dweight != nullptr ? reinterpret_cast<float*>(context->scratch) : nullptr;
-  swiglu_backward_tile_kernel<bf16, kTile>
+  swiglu_backward_tile_kernel<bf16, kTile, kE5M2>
       <<<static_cast<unsigned>(rows / 128 * f_tiles), 512, 0, context->stream>>>(p);
   if (p.dweight != nullptr) {
     sum_tiles_kernel<<<Blocks(rows, 128), 128, 0, context->stream>>>(p.partial, rows, f_tiles,
@@ -503,7 +504,7 @@ void BackwardPlain(OpsContext* context, const SwigluBackwardArgs& a) {
   p.dweight = a.dweight;
   p.quantize.groups = MakeGroups(a.groups);
   p.quantize.rows = a.groups.padded_rows;
-  swiglu_backward_row_kernel<T, 128, false>
+  swiglu_backward_row_kernel<T, 128, false, false>
       <<<Blocks(a.groups.padded_rows, kRowsPerBlock), 256, 0, context->stream>>>(p);
 }
 
@@ -560,9 +561,11 @@ void SwigluBackward(OpsContext* context, const SwigluBackwardArgs& a) {
     p.dweight = a.dweight;
     p.quantize = MakeParams(a.groups, 2 * a.f, a.rule, a.quant, a.quant_col, a.stats);
     if (a.rule.tiling == Tiling::kRow32) {
-      BackwardQuantized<32>(context, p);
+      p.quantize.e5m2 ? BackwardQuantized<32, true>(context, p)
+                      : BackwardQuantized<32, false>(context, p);
     } else {
-      BackwardQuantized<128>(context, p);
+      p.quantize.e5m2 ? BackwardQuantized<128, true>(context, p)
+                      : BackwardQuantized<128, false>(context, p);
     }
   }
   context->Launched("swiglu_backward");

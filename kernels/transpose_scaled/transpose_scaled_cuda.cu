@@ -1,4 +1,4 @@
-// Scaling-aware transpose on the GPU: 128×128 codes a block.
+// Scaling-aware transpose on the GPU, in tiles of 128×128 codes.
 //
 // A thread loads 16 bytes (16 columns of one row) four times; rows 4 apart in shared memory are
 // gathered as 4×4 bytes and written as 16-byte runs of a column. The rescale by 2^-k is done in
@@ -54,109 +54,134 @@ __device__ __forceinline__ std::uint32_t NanBytes(std::uint32_t w) {
 // row at a time) nor the gather (8 row groups × 4 words of a chunk) meet in a bank.
 __device__ __forceinline__ int Place(int r, int chunk) { return chunk ^ (r >> 4 & 7); }
 
-__global__ void __launch_bounds__(256, 6) transpose_scaled_kernel(TransposeParams p) {
+// A block handles two neighbouring tiles (128 rows × 256 columns): all loads are issued first, so
+// that the second tile is on its way while the first is turned.
+__global__ void __launch_bounds__(256, 4) transpose_scaled_kernel(TransposeParams p) {
   __shared__ __align__(16) uint4 tile[128][8];
-  __shared__ float row_scale[128];
-  __shared__ std::uint32_t part[4];
-  const unsigned col_tiles = static_cast<unsigned>(p.cols / 128);
-  const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x / col_tiles) * 128;
-  const std::int64_t tile_c = blockIdx.x % col_tiles;
+  __shared__ float row_scale[2][128];
+  __shared__ std::uint32_t part[8];
+  const unsigned col_tiles = static_cast<unsigned>(p.cols / 128), pairs = (col_tiles + 1) / 2;
+  const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x / pairs) * 128;
+  const unsigned first_tile = blockIdx.x % pairs * 2;
+  const int count = first_tile + 1 < col_tiles ? 2 : 1;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int first_row = threadIdx.x >> 3, chunk = threadIdx.x & 7;
 
-  uint4 words[4];
-  const std::uint8_t* src = p.q + (row0 + first_row) * p.ld + tile_c * 128 + chunk * 16;
+  uint4 words[2][4];
+  const std::uint8_t* src =
+      p.q + (row0 + first_row) * p.ld + static_cast<std::int64_t>(first_tile) * 128 + chunk * 16;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    words[i] = LoadStream(src + i * 32 * p.ld);
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (h < count) {
+        words[h][i] = LoadStream(src + i * 32 * p.ld + h * 128);
+      }
+    }
   }
+  // Threads 0..127 hold the scales of the first tile, 128..255 those of the second.
+  const int scale_row = threadIdx.x & 127, scale_half = threadIdx.x >> 7;
   float d = kDequantScaleMin;
-  if (threadIdx.x < 128) {
-    d = p.dequant_scale[(row0 + threadIdx.x) * p.row_stride + tile_c * p.tile_stride];
+  if (scale_half < count) {
+    d = p.dequant_scale[(row0 + scale_row) * p.row_stride +
+                        (first_tile + scale_half) * p.tile_stride];
   }
   const RowOwner owner = FindOwner(p.groups, row0);  // while the loads are on their way
   if (owner.group < 0) {
     return;  // rows of no group are nobody's: not written
   }
   const int real = static_cast<int>(min(std::int64_t{128}, owner.real_end - row0));
-  if (threadIdx.x < 128) {
-    d = static_cast<int>(threadIdx.x) < real ? d : kDequantScaleMin;
-    row_scale[threadIdx.x] = d;
-    const std::uint32_t warp_top = __reduce_max_sync(kFullMask, __float_as_uint(d));
-    if (lane == 0) {
-      part[warp] = warp_top;
-    }
-  }
-  __syncthreads();
-  const std::uint32_t top = max(max(part[0], part[1]), max(part[2], part[3]));
-  const int top_exponent = static_cast<int>(top >> 23);
-
-  std::uint32_t lost_bytes = 0;  // four counters of a byte each: at most 16 a byte and thread
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int r = first_row + 32 * i;
-    std::uint32_t w[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
-    const int k = min(top_exponent - static_cast<int>(__float_as_uint(row_scale[r]) >> 23), 20);
-    if (r >= real) {
-      w[0] = w[1] = w[2] = w[3] = 0;  // padding, whatever it holds
-    } else if (k > 0) {
-      // 2^-k in FP16: normal down to 2^-14, subnormal below.
-      const unsigned short bits =
-          static_cast<unsigned short>(k <= 14 ? (15 - k) << 10 : 1 << (24 - k));
-      const __half2 factor = __half2half2(__ushort_as_half(bits));
-      std::uint32_t before[4], nan = 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        before[j] = w[j];
-        nan |= NanBytes(w[j]);
-        w[j] = Rescale4(w[j], factor);
-        lost_bytes += (NonzeroBytes(before[j]) & ~NonzeroBytes(w[j])) >> 7;
-      }
-      if (nan != 0) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const std::uint32_t mask = (NanBytes(before[j]) >> 7) * 0xFFu;
-          w[j] = (w[j] & ~mask) | (before[j] & mask);
-        }
-      }
-    }
-    tile[r][Place(r, chunk)] = make_uint4(w[0], w[1], w[2], w[3]);
+  d = scale_row < real ? d : kDequantScaleMin;
+  row_scale[scale_half][scale_row] = d;
+  const std::uint32_t warp_top = __reduce_max_sync(kFullMask, __float_as_uint(d));
+  if (lane == 0) {
+    part[warp] = warp_top;
   }
   __syncthreads();
 
-  // Thread: 4 columns (word g of a row) and 16 rows, as four 4×4 byte transposes.
-  const int g = threadIdx.x >> 3, rows16 = threadIdx.x & 7;
-  const std::uint32_t* column =
-      reinterpret_cast<const std::uint32_t*>(&tile[rows16 * 16][Place(rows16 * 16, g >> 2)]) +
-      (g & 3);
-  std::uint32_t out[4][4];
+  std::uint32_t lost_total = 0;
 #pragma unroll
-  for (int b = 0; b < 4; ++b) {
-    std::uint32_t a[4];
+  for (int h = 0; h < 2; ++h) {
+    if (h >= count) {
+      break;
+    }
+    const std::int64_t tile_c = first_tile + h;
+    const std::uint32_t top =
+        max(max(part[h * 4], part[h * 4 + 1]), max(part[h * 4 + 2], part[h * 4 + 3]));
+    const int top_exponent = static_cast<int>(top >> 23);
+    std::uint32_t lost_bytes = 0;  // four counters of a byte each: at most 16 a byte and thread
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      a[i] = column[(b * 4 + i) * 32];
-    }
-    const std::uint32_t t0 = __byte_perm(a[0], a[1], 0x5140), t1 = __byte_perm(a[2], a[3], 0x5140);
-    const std::uint32_t t2 = __byte_perm(a[0], a[1], 0x7362), t3 = __byte_perm(a[2], a[3], 0x7362);
-    out[0][b] = __byte_perm(t0, t1, 0x5410);
-    out[1][b] = __byte_perm(t0, t1, 0x7632);
-    out[2][b] = __byte_perm(t2, t3, 0x5410);
-    out[3][b] = __byte_perm(t2, t3, 0x7632);
-  }
-  std::uint8_t* dst = p.out + (tile_c * 128 + g * 4) * p.out_ld + row0 + rows16 * 16;
+      const int r = first_row + 32 * i;
+      std::uint32_t w[4] = {words[h][i].x, words[h][i].y, words[h][i].z, words[h][i].w};
+      const int k =
+          min(top_exponent - static_cast<int>(__float_as_uint(row_scale[h][r]) >> 23), 20);
+      if (r >= real) {
+        w[0] = w[1] = w[2] = w[3] = 0;  // padding, whatever it holds
+      } else if (k > 0) {
+        // 2^-k in FP16: normal down to 2^-14, subnormal below.
+        const unsigned short bits =
+            static_cast<unsigned short>(k <= 14 ? (15 - k) << 10 : 1 << (24 - k));
+        const __half2 factor = __half2half2(__ushort_as_half(bits));
+        std::uint32_t before[4], nan = 0;
 #pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    *reinterpret_cast<uint4*>(dst + c * p.out_ld) =
-        make_uint4(out[c][0], out[c][1], out[c][2], out[c][3]);
+        for (int j = 0; j < 4; ++j) {
+          before[j] = w[j];
+          nan |= NanBytes(w[j]);
+          w[j] = Rescale4(w[j], factor);
+          lost_bytes += (NonzeroBytes(before[j]) & ~NonzeroBytes(w[j])) >> 7;
+        }
+        if (nan != 0) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const std::uint32_t mask = (NanBytes(before[j]) >> 7) * 0xFFu;
+            w[j] = (w[j] & ~mask) | (before[j] & mask);
+          }
+        }
+      }
+      tile[r][Place(r, chunk)] = make_uint4(w[0], w[1], w[2], w[3]);
+    }
+    lost_total += (lost_bytes & 0xFFu) + ((lost_bytes >> 8) & 0xFFu) +
+                  ((lost_bytes >> 16) & 0xFFu) + (lost_bytes >> 24);
+    __syncthreads();
+
+    // Thread: 4 columns (word g of a row) and 16 rows, as four 4×4 byte transposes.
+    const int g = threadIdx.x >> 3, rows16 = threadIdx.x & 7;
+    const std::uint32_t* column =
+        reinterpret_cast<const std::uint32_t*>(&tile[rows16 * 16][Place(rows16 * 16, g >> 2)]) +
+        (g & 3);
+    std::uint32_t out[4][4];
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      std::uint32_t a[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        a[i] = column[(b * 4 + i) * 32];
+      }
+      const std::uint32_t t0 = __byte_perm(a[0], a[1], 0x5140);
+      const std::uint32_t t1 = __byte_perm(a[2], a[3], 0x5140);
+      const std::uint32_t t2 = __byte_perm(a[0], a[1], 0x7362);
+      const std::uint32_t t3 = __byte_perm(a[2], a[3], 0x7362);
+      out[0][b] = __byte_perm(t0, t1, 0x5410);
+      out[1][b] = __byte_perm(t0, t1, 0x7632);
+      out[2][b] = __byte_perm(t2, t3, 0x5410);
+      out[3][b] = __byte_perm(t2, t3, 0x7632);
+    }
+    std::uint8_t* dst = p.out + (tile_c * 128 + g * 4) * p.out_ld + row0 + rows16 * 16;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      *reinterpret_cast<uint4*>(dst + c * p.out_ld) =
+          make_uint4(out[c][0], out[c][1], out[c][2], out[c][3]);
+    }
+    if (threadIdx.x < 128) {
+      p.out_scale[(tile_c * 128 + threadIdx.x) * p.out_row_stride +
+                  (row0 / 128) * p.out_tile_stride] = __uint_as_float(top);
+    }
+    if (h + 1 < count) {
+      __syncthreads();  // the tile is read before it is overwritten
+    }
   }
-  if (threadIdx.x < 128) {
-    p.out_scale[(tile_c * 128 + threadIdx.x) * p.out_row_stride +
-                (row0 / 128) * p.out_tile_stride] = __uint_as_float(top);
-  }
-  const std::uint32_t lost_total =
-      __reduce_add_sync(kFullMask, (lost_bytes & 0xFFu) + ((lost_bytes >> 8) & 0xFFu) +
-                                       ((lost_bytes >> 16) & 0xFFu) + (lost_bytes >> 24));
+  lost_total = __reduce_add_sync(kFullMask, lost_total);
   if (lane == 0 && p.stats != nullptr) {
     AtomicAddNonzero(&p.stats[owner.group].transpose_flushed, lost_total);
   }
@@ -170,7 +195,7 @@ void TransposeScaled(OpsContext* context, const TransposeScaledArgs& a) {
                "the scaling-aware transpose takes E4M3 with 1×128 tiles");
   OCTAVO_CHECK(cols % 128 == 0 && rows % 128 == 0, "[%lld, %lld] must be multiples of 128",
                static_cast<long long>(rows), static_cast<long long>(cols));
-  const std::int64_t blocks = (rows / 128) * (cols / 128);
+  const std::int64_t blocks = (rows / 128) * CeilDiv(cols / 128, 2);
   if (blocks == 0) {
     return;
   }

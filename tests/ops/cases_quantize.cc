@@ -10,6 +10,7 @@ struct RowsCase {
   DType format = DType::kE4M3;
   Tiling tiling = Tiling::kRow128;
   bool pow2 = false, row = true, col = false, by_row = true, poison = true;
+  float min_dequant_scale = 0;
   std::int64_t cols = 384;
   std::int64_t dense_rows = 0;  // > 0: a dense tensor instead of ragged groups
 };
@@ -23,7 +24,10 @@ void Rows(OpRun& run, const RowsCase& c) {
   a.x_dtype = c.x_dtype;
   a.cols = c.cols;
   a.groups = groups;
-  a.rule = {.format = c.format, .tiling = c.tiling, .pow2 = c.pow2};
+  a.rule = {.format = c.format,
+            .tiling = c.tiling,
+            .pow2 = c.pow2,
+            .min_dequant_scale = c.min_dequant_scale};
   if (c.row) {
     a.row = OutQTensor(run, "row", p, c.cols, c.format, c.tiling, c.by_row);
   }
@@ -79,7 +83,10 @@ void Blocks(OpRun& run, DType format, bool pow2, bool col) {
   a.groups = groups;
   a.n = n;
   a.k = k;
-  a.rule = {.format = format, .tiling = Tiling::kBlock128, .pow2 = pow2};
+  a.rule = {.format = format,
+            .tiling = Tiling::kBlock128,
+            .pow2 = pow2,
+            .min_dequant_scale = pow2 ? 1e-4f : 0.0f};
   a.row = OutQTensor(run, "row", groups * n, k, format, Tiling::kBlock128, true);
   if (col) {
     a.col = OutQTensor(run, "col", groups * k, n, format, Tiling::kBlock128, true);
@@ -167,6 +174,9 @@ std::vector<OpCase> QuantizeCases() {
       {"rows_wide_wire_layout", [](OpRun& r) { Rows(r, {.by_row = false, .cols = 2176}); }},
       {"rows_f32_e5m2", [](OpRun& r) { Rows(r, {.x_dtype = D::kF32, .format = D::kE5M2}); }},
       {"rows_pow2", [](OpRun& r) { Rows(r, {.pow2 = true}); }},
+      {"rows_least_scale", [](OpRun& r) { Rows(r, {.col = true, .min_dequant_scale = 0.01f}); }},
+      {"rows_least_scale_pow2",
+       [](OpRun& r) { Rows(r, {.pow2 = true, .min_dequant_scale = 0.01f}); }},
       {"rows_mx", [](OpRun& r) { Rows(r, {.tiling = T::kRow32, .cols = 352}); }},
       {"rows_dense_odd", [](OpRun& r) { Rows(r, {.dense_rows = 201}); }},
       {"rows_and_columns", [](OpRun& r) { Rows(r, {.col = true}); }},
