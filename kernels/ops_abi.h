@@ -8,11 +8,12 @@
 
 namespace octavo {
 
-// Raise on any change of ops.h, stats.h or tensor.h.
-inline constexpr std::uint32_t kOpsAbiVersion = 1;
+// Raise on any change of ops.h, stats.h, tensor.h or this file.
+inline constexpr std::uint32_t kOpsAbiVersion = 2;
 
 struct DeviceFacts {
   char name[128];
+  char uuid[40];                  // 32 hexadecimal digits: which device of the world it is
   std::int32_t sm;                // 90 for Hopper
   std::int32_t multiprocessors;
   std::int64_t memory_bytes;

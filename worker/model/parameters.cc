@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <thread>
 
 #include "base/check.h"
 #include "base/status.h"
@@ -100,6 +101,36 @@ void NormalPair(std::uint64_t stream, std::uint64_t pair, float out[2]) {
 
 std::uint64_t Stream(std::uint64_t seed, std::string_view name) {
   return Mix(Mix(seed + 0x632be59bd9b4e019u) ^ HashName(name));
+}
+
+// Values of the elements [begin, end) of the local shard.
+void FillNormalPart(std::uint64_t stream, const Parameter& parameter, std::int64_t begin,
+                    std::int64_t end, float* values) {
+  for (std::int64_t i = begin; i < end;) {
+    const std::int64_t index = parameter.first + i;
+    float pair[2];
+    NormalPair(stream, static_cast<std::uint64_t>(index) / 2, pair);
+    for (std::int64_t j = index % 2; j < 2 && i < end; ++j, ++i) {
+      values[i] = pair[j] * parameter.init_std;
+    }
+  }
+}
+
+// Billions of normals take a minute on one core; an element depends on nothing but its index, so
+// parts of a large parameter are filled side by side.
+void FillNormal(std::uint64_t seed, const Parameter& parameter, float* values) {
+  constexpr std::int64_t kPartMin = 4 << 20;
+  const std::int64_t cores = std::max(std::thread::hardware_concurrency(), 1u);
+  const std::int64_t parts = std::clamp(parameter.count / kPartMin, std::int64_t{1}, cores);
+  const std::uint64_t stream = Stream(seed, parameter.name);
+  const std::int64_t size = CeilDiv(parameter.count, parts);
+  std::vector<std::jthread> fillers;
+  for (std::int64_t begin = size; begin < parameter.count; begin += size) {
+    fillers.emplace_back([&parameter, stream, begin, size, values] {
+      FillNormalPart(stream, parameter, begin, std::min(begin + size, parameter.count), values);
+    });
+  }
+  FillNormalPart(stream, parameter, 0, std::min(size, parameter.count), values);
 }
 
 }  // namespace
@@ -202,15 +233,7 @@ void Parameters::Initialize(std::uint64_t seed) {
   for (Parameter& parameter : all_) {
     values.assign(static_cast<std::size_t>(parameter.count), 1.0f);
     if (parameter.init_std > 0) {
-      const std::uint64_t stream = Stream(seed, parameter.name);
-      for (std::int64_t i = 0; i < parameter.count;) {
-        const std::int64_t index = parameter.first + i;
-        float pair[2];
-        NormalPair(stream, static_cast<std::uint64_t>(index) / 2, pair);
-        for (std::int64_t j = index % 2; j < 2 && i < parameter.count; ++j, ++i) {
-          values[static_cast<std::size_t>(i)] = pair[j] * parameter.init_std;
-        }
-      }
+      FillNormal(seed, parameter, values.data());
     }
     backend_.ops->copy(backend_.context,
                        {.dst = parameter.master,

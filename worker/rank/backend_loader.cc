@@ -92,6 +92,11 @@ absl::StatusOr<std::unique_ptr<LoadedBackend>> LoadedBackend::Open(const std::st
     return FailedPreconditionError(StrCat("opening CUDA device ", ordinal, ": ", message));
   }
   loaded->plugin_ = plugin;
+  DeviceFacts facts{};
+  if (plugin->probe(ordinal, &facts, message, sizeof(message)) != 0) {
+    return FailedPreconditionError(StrCat("CUDA device ", ordinal, ": ", message));
+  }
+  loaded->device_uuid_ = facts.uuid;
   return loaded;
 }
 

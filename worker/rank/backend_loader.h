@@ -27,11 +27,14 @@ class LoadedBackend {
 
   const Backend& backend() const { return backend_; }
   const PluginTable* plugin() const { return plugin_; }  // null on the CPU
+  // Which device of the world this is; empty on the CPU.
+  const std::string& device_uuid() const { return device_uuid_; }
 
  private:
   LoadedBackend() = default;
   Backend backend_;
   const PluginTable* plugin_ = nullptr;
+  std::string device_uuid_;
 };
 
 // One JSON object about the device, as the worker's inventory reads it.

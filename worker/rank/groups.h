@@ -35,7 +35,7 @@ struct GroupOptions {
   LoadedBackend& backend;
   KeyValueStore& store;
   std::string bind_address;
-  std::string device_id;  // the same for ranks that share a device, e.g. "worker-0/cuda/1"
+  std::string device_id;  // the same for ranks that share a device: its UUID
 };
 
 // Owns the communicators. Abort may be called from another thread.
