@@ -86,22 +86,17 @@ absl::StatusOr<TrainingOutcome> Train(WorkerSession& session, Terminator& termin
   const iv1::RankAssignment& assignment = session.assignment();
   ASSIGN_OR_RETURN(const TrainingConfig config, ConfigFromAssignment(assignment));
   ASSIGN_OR_RETURN(const PrecisionPlan plan, PlanFromWire(assignment.plan()));
-  const std::string& device = assignment.spec().device();
   absl::StatusOr<std::unique_ptr<LoadedBackend>> backend =
-      LoadedBackend::Open(device, assignment.device_ordinal());
+      LoadedBackend::Open(assignment.spec().device(), assignment.device_ordinal());
   RETURN_IF_ERROR(WithFailure(backend.status(), FailureClass::kDeviceFault));
 
   session.TryReport(ProgressMessage(iv1::RANK_MEETING, 0, ""));
-  const std::string worker = assignment.rank() < assignment.peer_workers_size()
-                                 ? assignment.peer_workers(assignment.rank())
-                                 : assignment.bind_address();
   ASSIGN_OR_RETURN(const std::unique_ptr<RankGroups> groups,
                    RankGroups::Create({.config = config,
                                        .backend = **backend,
                                        .store = session,
                                        .bind_address = assignment.bind_address(),
-                                       .device_id = StrCat(worker, "/", device, "/",
-                                                           assignment.device_ordinal())}));
+                                       .device_id = (*backend)->device_uuid()}));
   LogInfo("gang_met", {{"ranks", config.run.world_size},
                        {"expert_parallel", config.run.expert_parallel},
                        {"transport", groups->transport()}});
