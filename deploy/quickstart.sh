@@ -19,8 +19,8 @@ stay=0
 while [ $# -gt 0 ]; do
   case $1 in
     --no-install) install=0 ;;
-    --dir) run=${2:?--dir needs a folder}; shift ;;
-    --job) job=${2:?--job needs a file}; shift ;;
+    --dir) run=$(realpath -m -- "${2:?--dir needs a folder}"); shift ;;
+    --job) job=$(realpath -m -- "${2:?--job needs a file}"); shift ;;
     --stay) stay=1 ;;
     -h|--help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "error: unknown option $1; valid: --no-install, --dir DIR, --job FILE, --stay" >&2; exit 2 ;;
@@ -29,25 +29,65 @@ while [ $# -gt 0 ]; do
 done
 say() { printf '\n== %s\n' "$*"; }
 
-pids=()
+[ -r "$job" ] || { echo "error: cannot read the job file $job" >&2; exit 2; }
+mkdir -p "$build"
+# A pipe that nobody writes to: a bounded wait on it costs no process.
+mkfifo "$build/tick.$$"
+exec {tick}<>"$build/tick.$$"
+rm "$build/tick.$$"
+pause() { read -rt "$1" -u "$tick" || true; }
+
+controller=
+others=() # workers and Prometheus
+front=    # what the script waits for: the build, then octavo submit
 stopped=0
+
+# ended_within SECONDS PID...: true when all have ended by then.
+ended_within() {
+  local end=$((SECONDS + $1)) pid
+  shift
+  for pid in "$@"; do
+    while kill -0 "$pid" 2>/dev/null; do
+      [ $SECONDS -lt $end ] || return 1
+      pause 0.05
+    done
+  done
+}
 cleanup() {
-  local code=$?
+  local code=$? pid
   [ "$stopped" = 1 ] && return
   stopped=1
-  trap '' INT TERM
-  # Workers first: they end their ranks; then the controller; each has a bounded shutdown of its own.
-  for ((i = ${#pids[@]} - 1; i >= 0; i--)); do kill -TERM "${pids[i]}" 2>/dev/null || true; done
-  for ((i = ${#pids[@]} - 1; i >= 0; i--)); do
-    local end=$((SECONDS + 20))
-    while kill -0 "${pids[i]}" 2>/dev/null && [ $SECONDS -lt $end ]; do read -rt 0.1 <> <(:) || true; done
-    kill -KILL "${pids[i]}" 2>/dev/null || true
-    wait "${pids[i]}" 2>/dev/null || true
+  trap '' INT TERM HUP
+  [ -n "$front" ] && kill -TERM "$front" 2>/dev/null || true
+  # Workers first: they end their ranks (--drain-grace bounds it), then the controller.
+  for pid in "${others[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
+  ended_within 7 "${others[@]}" || true
+  [ -n "$controller" ] && kill -TERM "$controller" 2>/dev/null || true
+  ended_within 2 $controller $front || true
+  for pid in "${others[@]}" $controller; do
+    kill -KILL -- "-$pid" 2>/dev/null || true # the service's whole group
   done
   exit "$code"
 }
 trap cleanup EXIT
 trap 'exit 130' INT TERM HUP
+
+# attend COMMAND...: runs it so that a signal to this script is acted upon at once.
+attend() {
+  local code=0
+  "$@" &
+  front=$!
+  wait "$front" || code=$?
+  front=
+  return $code
+}
+# serve NAME COMMAND...: a service in a session of its own, so that a Ctrl-C at the terminal reaches
+# this script alone, which stops services in order. Its id: $!.
+serve() {
+  local name=$1
+  shift
+  setsid "$@" >"$run/logs/$name.log" 2>&1 &
+}
 
 [ $install = 1 ] && "$root/deploy/install_deps.sh" build
 for tool in cmake ninja g++ protoc prometheus; do
@@ -56,10 +96,9 @@ done
 
 say "building (CPU only) into ${build#"$root"/}"
 start=$SECONDS
-cmake -S "$root" -B "$build" -G Ninja -DOCTAVO_CUDA=OFF -DOCTAVO_TESTS=OFF -DOCTAVO_BENCH=OFF >"$build.cmake.log" 2>&1 ||
-  { cat "$build.cmake.log" >&2; exit 3; }
-ninja -C "$build" octavo octavo-controller octavo-worker octavo-rank || exit 3
-rm -f "$build.cmake.log"
+attend cmake -S "$root" -B "$build" -G Ninja -DOCTAVO_CUDA=OFF -DOCTAVO_TESTS=OFF -DOCTAVO_BENCH=OFF >"$build/cmake.log" 2>&1 ||
+  { cat "$build/cmake.log" >&2; exit 3; }
+attend ninja -C "$build" octavo octavo-controller octavo-worker octavo-rank || exit 3
 echo "built in $((SECONDS - start)) s"
 export PATH=$build/bin:$PATH
 
@@ -70,7 +109,7 @@ mkdir -p "$run/state/controller" "$run/state/w0" "$run/state/w1" "$run/state/pro
 data=$run/text.octd
 if [ ! -s "$data" ]; then
   say "making a byte dataset from /usr/include and /usr/share/common-licenses"
-  octavo data build --output "$data" --max-bytes 24MB /usr/share/common-licenses /usr/include
+  attend octavo data build --output "$data" --max-bytes 24MB /usr/share/common-licenses /usr/include
 fi
 octavo data inspect "$data"
 
@@ -80,24 +119,24 @@ wait_for() {
   until [ -s "$1" ]; do
     kill -0 "$2" 2>/dev/null || { echo "error: $3 ended at start; its log: $run/logs/$3.log" >&2; tail -n 5 "$run/logs/$3.log" >&2; exit 1; }
     [ $SECONDS -lt $end ] || { echo "error: $3 did not report its ports within 30 s; its log: $run/logs/$3.log" >&2; exit 1; }
-    read -rt 0.05 <> <(:) || true
+    pause 0.05
   done
 }
 field() { sed -n "s/.*\"$2\" *: *\"\{0,1\}\([^\",}]*\).*/\1/p" "$1" | head -n1; }
 
 say "starting controller, two workers and Prometheus"
-octavo-controller --listen 127.0.0.1:0 --http 127.0.0.1:0 --data-dir "$run/state/controller" \
-  --port-file "$run/state/controller.json" >"$run/logs/controller.log" 2>&1 &
-pids+=($!)
-wait_for "$run/state/controller.json" ${pids[-1]} controller
+serve controller octavo-controller --listen 127.0.0.1:0 --http 127.0.0.1:0 --data-dir "$run/state/controller" \
+  --port-file "$run/state/controller.json"
+controller=$!
+wait_for "$run/state/controller.json" $controller controller
 OCTAVO_CONTROLLER=$(field "$run/state/controller.json" grpc_address)
 http=$(field "$run/state/controller.json" http_address)
 export OCTAVO_CONTROLLER
 for w in w0 w1; do
-  octavo-worker --name $w --controller "$OCTAVO_CONTROLLER" --slots 1 --state-dir "$run/state/$w" \
-    --advertise-address 127.0.0.1 --listen-http 127.0.0.1:0 --port-file "$run/state/$w.json" >"$run/logs/$w.log" 2>&1 &
-  pids+=($!)
-  wait_for "$run/state/$w.json" ${pids[-1]} $w
+  serve $w octavo-worker --name $w --controller "$OCTAVO_CONTROLLER" --slots 1 --state-dir "$run/state/$w" \
+    --advertise-address 127.0.0.1 --listen-http 127.0.0.1:0 --drain-grace 3 --port-file "$run/state/$w.json"
+  others+=($!)
+  wait_for "$run/state/$w.json" $! $w
 done
 sed "s|{SD_URL}|http://$http/sd|" "$root/deploy/prometheus/prometheus.yml" >"$run/state/prometheus.yml"
 mkdir -p "$run/state/rules"
@@ -107,26 +146,30 @@ for p in 9090 9091 9092 19090 29090; do
   if ! (exec 3<>"/dev/tcp/127.0.0.1/$p") 2>/dev/null; then prom_port=$p; break; fi
 done
 if [ $prom_port != 0 ]; then
-  prometheus --config.file="$run/state/prometheus.yml" --storage.tsdb.path="$run/state/prometheus" \
-    --web.listen-address=127.0.0.1:$prom_port --log.level=warn >"$run/logs/prometheus.log" 2>&1 &
-  pids+=($!)
+  serve prometheus prometheus --config.file="$run/state/prometheus.yml" --storage.tsdb.path="$run/state/prometheus" \
+    --web.listen-address=127.0.0.1:$prom_port --log.level=warn
+  others+=($!)
   echo "Prometheus: http://127.0.0.1:$prom_port   controller metrics: http://$http/metrics"
 fi
 octavo workers
+echo "to use the client in another terminal:"
+echo "  export PATH=$build/bin:\$PATH"
+echo "  export OCTAVO_CONTROLLER=$OCTAVO_CONTROLLER"
 
 say "submitting $(basename "$job") and following it"
-sed "s|{DATA}|$data|; s|{CHECKPOINTS}|$run/checkpoints|" "$job" >"$run/state/job.yaml"
+literal() { printf '%s' "$1" | sed 's/[&|\\]/\\&/g'; }
+sed "s|{DATA}|$(literal "$data")|; s|{CHECKPOINTS}|$(literal "$run/checkpoints")|" "$job" >"$run/state/job.yaml"
 rm -rf "$run/checkpoints"
 code=0
-octavo submit --follow "$run/state/job.yaml" || code=$?
+attend octavo submit --follow "$run/state/job.yaml" || code=$?
 
 if [ $code = 0 ]; then
   say "dataset entropy (validation loss must end well below)"
   octavo data inspect "$data" | grep -i entropy
   if [ $prom_port != 0 ]; then
     echo "from Prometheus: targets up $(curl -fsS "http://127.0.0.1:$prom_port/api/v1/query" --data-urlencode 'query=sum(up)' |
-      sed -n 's/.*"value":\[[^,]*,"\([^"]*\)"\].*/\1/p'), layers in FP8 $(curl -fsS "http://127.0.0.1:$prom_port/api/v1/query" \
-      --data-urlencode 'query=count(count by (layer) (octavo_layer_recipe_info{recipe=~"fp8.*"}))' |
+      sed -n 's/.*"value":\[[^,]*,"\([^"]*\)"\].*/\1/p'), layers that ran in FP8 $(curl -fsS "http://127.0.0.1:$prom_port/api/v1/query" \
+      --data-urlencode 'query=count(count by (layer) (max_over_time(octavo_layer_recipe_info{recipe=~"fp8.*|mxfp8"}[15m])))' |
       sed -n 's/.*"value":\[[^,]*,"\([^"]*\)"\].*/\1/p')"
   fi
   echo "logs: $run/logs   checkpoints: $run/checkpoints"
