@@ -1,7 +1,9 @@
 #include "proto/precision/recipe.h"
 
+#include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <system_error>
 
 namespace octavo {
 namespace {
@@ -30,6 +32,57 @@ bool AllowsHybrid(RecipeKind kind) {
 
 bool AllowsDispatch(RecipeKind kind) {
   return kind != RecipeKind::kFp8Delayed && kind != RecipeKind::kFp8Current;
+}
+
+bool ParseInt32(std::string_view text, std::int32_t* value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+bool ParseFloat(std::string_view text, float* value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+// Sets *value to `first` or `second` by which of the two words the text is.
+template <class T>
+bool ParseWord(std::string_view text, std::string_view word1, T first, std::string_view word2,
+               T second, T* value) {
+  if (text != word1 && text != word2) {
+    return false;
+  }
+  *value = text == word1 ? first : second;
+  return true;
+}
+
+bool SetParameter(std::string_view key, std::string_view value, Recipe* r) {
+  if (key == "format") {
+    return ParseWord(value, "hybrid", Fp8Format::kHybrid, "e4m3", Fp8Format::kE4M3, &r->format);
+  }
+  if (key == "history_len") {
+    return ParseInt32(value, &r->history_len);
+  }
+  if (key == "amax_algo") {
+    return ParseWord(value, "max", AmaxAlgorithm::kMax, "most_recent", AmaxAlgorithm::kMostRecent,
+                     &r->amax_algo);
+  }
+  if (key == "margin") {
+    return ParseInt32(value, &r->margin);
+  }
+  if (key == "pow2_scales") {
+    return ParseWord(value, "true", true, "false", false, &r->pow2_scales);
+  }
+  if (key == "accumulate") {
+    return ParseWord(value, "fast", AccumulateMode::kFast, "promoted", AccumulateMode::kPromoted,
+                     &r->accumulate);
+  }
+  if (key == "min_dequant_scale") {
+    return ParseFloat(value, &r->min_dequant_scale);
+  }
+  if (key == "wgrad") {
+    return ParseWord(value, "bf16", WgradPrecision::kBf16, "fp8", WgradPrecision::kFp8, &r->wgrad);
+  }
+  return false;
 }
 
 }  // namespace
@@ -98,6 +151,35 @@ std::string DebugString(const Recipe& recipe) {
     add("wgrad", "bf16");
   }
   return inside.empty() ? text : text + "(" + inside + ")";
+}
+
+std::optional<Recipe> ParseRecipe(std::string_view text) {
+  const std::size_t open = text.find('(');
+  const std::optional<RecipeKind> kind = ParseRecipeKind(text.substr(0, open));
+  if (!kind.has_value()) {
+    return std::nullopt;
+  }
+  Recipe recipe = DefaultRecipe(*kind);
+  if (open == std::string_view::npos) {
+    return recipe;
+  }
+  if (text.back() != ')' || !recipe.is_fp8()) {
+    return std::nullopt;
+  }
+  std::string_view rest = text.substr(open + 1, text.size() - open - 2);
+  while (true) {
+    const std::size_t comma = rest.find(',');
+    const std::string_view pair = rest.substr(0, comma);
+    const std::size_t equals = pair.find('=');
+    if (equals == std::string_view::npos ||
+        !SetParameter(pair.substr(0, equals), pair.substr(equals + 1), &recipe)) {
+      return std::nullopt;
+    }
+    if (comma == std::string_view::npos) {
+      return recipe;
+    }
+    rest.remove_prefix(comma + 1);
+  }
 }
 
 std::uint64_t SemanticHash(const Recipe& recipe) {

@@ -60,6 +60,9 @@ std::vector<std::string> RecipeKindNames();
 // Canonical text, e.g. "fp8_delayed(format=hybrid,history_len=256,…)"; only parameters that mean
 // something for the kind appear. DebugString of equal recipes is equal. "bf16" prints "bf16".
 std::string DebugString(const Recipe& recipe);
+// The inverse of DebugString: parameters that the text leaves out have the kind's defaults. Empty for
+// an unknown kind, parameter or spelling; ranges are ValidateRecipe's.
+std::optional<Recipe> ParseRecipe(std::string_view text);
 // 64-bit hash over every meaningful parameter (FNV-1a of DebugString), stable across versions.
 std::uint64_t SemanticHash(const Recipe& recipe);
 

@@ -60,6 +60,10 @@ void ApplyDefaults(v1::JobSpec* spec);
 // bf16.
 PrecisionPlan BuildPlanFromSpec(const v1::JobSpec& spec);
 
+// Whether the model has that op in that layer (dense layers have no experts, MoE layers without
+// shared experts no MLP). A plan names a recipe for every (layer, op), these included.
+bool LayerHasOp(const v1::ModelSpec& model, std::int32_t layer, Op op);
+
 // The YAML reference: every field with type, default, bounds and help, as a commented YAML text.
 std::string SpecReference();
 

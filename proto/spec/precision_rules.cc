@@ -410,7 +410,8 @@ void FillDerivedDefaults(v1::JobSpec* spec, const SpecFindings& findings) {
       schedule->set_decay_steps(std::max<std::int64_t>(train->steps() / 10, 1));
     }
     // The default of min_lr is for the default lr; under a smaller one it keeps the ratio.
-    if (!findings.WasGiven("train.schedule.min_lr") && schedule->min_lr() > schedule->lr()) {
+    if (!findings.WasGiven("train.schedule.min_lr") && schedule->lr() >= 0 &&
+        schedule->min_lr() > schedule->lr()) {
       schedule->set_min_lr(schedule->lr() / 10);
     }
   }
@@ -424,6 +425,10 @@ void CheckPrecision(const v1::JobSpec& spec, SpecFindings& findings) {
   }
   CheckSelection(spec, findings);
   CheckDimensions(spec, findings);
+}
+
+bool LayerHasOp(const v1::ModelSpec& model, std::int32_t layer, Op op) {
+  return !DimensionsOf(model, layer, op).empty();
 }
 
 PrecisionPlan BuildPlanFromSpec(const v1::JobSpec& spec) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <set>
 
 namespace octavo {
@@ -16,6 +17,36 @@ TEST(Recipe, NamesRoundTripAndUnknownNamesAreRefused) {
   }
   EXPECT_FALSE(ParseRecipeKind("fp8").has_value());
   EXPECT_FALSE(ParseRecipeKind("BF16").has_value());
+}
+
+TEST(Recipe, CanonicalTextParsesBackToEveryParameter) {
+  for (int i = 0; i < kRecipeKindCount; ++i) {
+    const Recipe plain = DefaultRecipe(static_cast<RecipeKind>(i));
+    EXPECT_EQ(ParseRecipe(DebugString(plain)), plain) << DebugString(plain);
+    Recipe changed = plain;
+    changed.accumulate = AccumulateMode::kFast;
+    changed.wgrad = WgradPrecision::kBf16;
+    changed.min_dequant_scale = 1e-6f;
+    changed.history_len = 17;
+    changed.amax_algo = AmaxAlgorithm::kMostRecent;
+    changed.margin = 3;
+    changed.pow2_scales = !plain.is_per_tensor();
+    changed.format = plain.is_per_tensor() ? Fp8Format::kE4M3 : Fp8Format::kHybrid;
+    const std::optional<Recipe> parsed = ParseRecipe(DebugString(changed));
+    ASSERT_TRUE(parsed.has_value()) << DebugString(changed);
+    EXPECT_EQ(DebugString(*parsed), DebugString(changed));
+  }
+  Recipe delayed = DefaultRecipe(RecipeKind::kFp8Delayed);
+  delayed.history_len = 17;
+  delayed.margin = 3;
+  delayed.min_dequant_scale = 0.1f;
+  delayed.accumulate = AccumulateMode::kPromoted;
+  EXPECT_EQ(ParseRecipe(DebugString(delayed)), delayed);
+  for (const char* text : {"", "fp8", "fp8_flow(", "fp8_flow()", "bf16(wgrad=bf16)",
+                           "fp8_delayed(history_len=4x)", "fp8_delayed(history=4)",
+                           "fp8_delayed(margin)", "fp8_flow(wgrad=bf16", "fp8_flow(wgrad=fp4)"}) {
+    EXPECT_FALSE(ParseRecipe(text).has_value()) << text;
+  }
 }
 
 TEST(Recipe, DefaultsFollowTheCatalogue) {

@@ -163,6 +163,8 @@ const BadSpec kBadSpecs[] =
          R"(job.yaml:23:19: train.schedule.warmup_steps: found 100; valid: below train.steps (100))"},
         {"MinLrAboveLr", "lr: 1e-3", "lr: 1e-3\n    min_lr: 1e-2", "", "",
          R"(job.yaml:23:13: train.schedule.min_lr: found 0.01; is above the peak lr (0.001); valid: 0 to 0.001)"},
+        {"NegativeLrAlone", "lr: 1e-3", "lr: -1", "", "",
+         R"(job.yaml:22:9: train.schedule.lr: found -1; valid: a number, 0 to 100)"},
         {"DecayWithCosine", "lr: 1e-3", "lr: 1e-3\n    decay_steps: 5", "", "",
          R"(job.yaml:23:18: train.schedule.decay_steps: found 5; has no meaning for schedule cosine; valid: leave it out, or kind: wsd)"},
         {"NotANumber", "lr: 1e-3", "lr: .nan", "", "",
