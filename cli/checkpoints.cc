@@ -1,4 +1,5 @@
-// octavo checkpoints list|verify: folders on this machine's disk; no controller involved.
+// octavo checkpoints list|verify (diff: checkpoints_diff.cc): folders on this machine's disk; no
+// controller involved.
 #include "base/file.h"
 #include "base/status.h"
 #include "base/str.h"
@@ -100,7 +101,8 @@ int Verify(Session& session, const Flags& flags) {
 
 void AddCheckpoints(CLI::App& app, Session& session) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* group = app.add_subcommand("checkpoints", "list and verify checkpoints on this disk");
+  CLI::App* group =
+      app.add_subcommand("checkpoints", "list, verify and compare checkpoints on this disk");
   group->require_subcommand(1);
   CLI::App* list = group->add_subcommand("list", "newest first, unusable ones with their reason");
   list->add_option("path", flags->path, "a job's checkpoint.path, or one checkpoint")->required();
@@ -110,6 +112,7 @@ void AddCheckpoints(CLI::App& app, Session& session) {
   verify->add_option("path", flags->path, "a job's checkpoint.path, or one checkpoint")->required();
   verify->callback(
       [&session, flags] { session.Run([&session, flags] { return Verify(session, *flags); }); });
+  AddCheckpointsDiff(*group, session);
 }
 
 }  // namespace octavo

@@ -3,9 +3,12 @@
 #include <CLI/CLI.hpp>
 #include <map>
 
+#include "base/str.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
 #include "cli/session.h"
+#include "cli/validators.h"
+#include "proto/spec/violation.h"
 
 namespace octavo {
 namespace {
@@ -15,10 +18,11 @@ void AddGlobalFlags(CLI::App& app, Session& session) {
   constexpr const char* kGroup = "Connection";
   app.add_option("--controller", options.controller, "address of the controller")
       ->envname("OCTAVO_CONTROLLER")
+      ->check(NotEmpty())
       ->capture_default_str()
       ->group(kGroup);
   app.add_option("--timeout", options.timeout_seconds, "seconds that one call may take")
-      ->check(CLI::Range(0.1, 3600.0))
+      ->check(FiniteRange(0.1, 3600.0))
       ->capture_default_str()
       ->group(kGroup);
   app.add_option("--tls-ca", options.tls_ca, "PEM file: the authority of the controller")
@@ -44,6 +48,31 @@ void AddGlobalFlags(CLI::App& app, Session& session) {
       ->option_text("table|json");
 }
 
+// The deepest command given that still wants one of its own; null: none does.
+const CLI::App* WantsCommand(const CLI::App& app) {
+  const std::vector<CLI::App*> given = app.get_subcommands();
+  if (!given.empty()) {
+    return WantsCommand(*given.front());
+  }
+  return app.get_require_subcommand_min() > 0 ? &app : nullptr;
+}
+
+// "unknown command \"subm\"; did you mean \"submit\"?"; empty when the mistake is another one.
+std::string UnknownCommand(const CLI::App& app) {
+  const CLI::App* wants = WantsCommand(app);
+  const std::vector<std::string> rest = app.remaining(/*recurse=*/true);
+  if (wants == nullptr || rest.empty() || StartsWith(rest.front(), "-")) {
+    return {};
+  }
+  std::vector<std::string> names;
+  for (const CLI::App* command : wants->get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  const std::string near = Suggestion(rest.front(), names);
+  return StrCat("error: unknown command ", Quoted(rest.front()),
+                near.empty() ? "; valid: " + StrJoin(names, ", ") : near, "\n");
+}
+
 }  // namespace
 
 int RunCli(const std::vector<std::string>& arguments, const CliEnvironment& environment,
@@ -61,9 +90,11 @@ int RunCli(const std::vector<std::string>& arguments, const CliEnvironment& envi
   app.fallthrough();  // global flags may stand after the command
   app.footer(kExitCodesHelp);
   AddGlobalFlags(app, session);
-  for (auto add : {AddSubmit, AddList, AddDescribe, AddWatch, AddCancel, AddSuspend, AddResume,
-                   AddCheckpoint, AddLogs, AddEvents, AddWorkers, AddDrain, AddPrecision, AddData,
-                   AddCheckpoints, AddVersion, AddSpecReference, AddCompletion}) {
+  for (auto add :
+       {AddSubmit,    AddList,       AddDescribe,      AddWatch,     AddCancel,  AddSuspend,
+        AddResume,    AddCheckpoint, AddLogs,          AddEvents, AddExplain, AddFp8,    AddWorkers, AddDrain,
+        AddPrecision, AddData,       AddCheckpoints,   AddExport,    AddImport,  AddEval,
+        AddGenerate,  AddVersion,    AddSpecReference, AddCompletion}) {
     add(app, session);
   }
   try {
@@ -71,6 +102,11 @@ int RunCli(const std::vector<std::string>& arguments, const CliEnvironment& envi
     app.parse(reversed);
   } catch (const CLI::ParseError& error) {
     // Help is a success; everything else is a wrong command line.
+    if (const std::string unknown = error.get_exit_code() == 0 ? "" : UnknownCommand(app);
+        !unknown.empty()) {
+      err << unknown;
+      return kExitUsage;
+    }
     return app.exit(error, out, err) == 0 ? kExitOk : kExitUsage;
   }
   return session.Execute();

@@ -1,4 +1,5 @@
-// octavo data build|inspect: datasets on this machine's disk; no controller involved.
+// octavo data build|inspect (train-tokenizer: train_tokenizer.cc): datasets on this machine's disk;
+// no controller involved.
 #include "base/file.h"
 #include "base/status.h"
 #include "base/str.h"
@@ -6,6 +7,8 @@
 #include "cli/output/json.h"
 #include "cli/output/table.h"
 #include "cli/output/text.h"
+#include "cli/program.h"
+#include "cli/validators.h"
 #include "worker/data/build.h"
 #include "worker/data/loader.h"
 #include "worker/data/token_dataset.h"
@@ -19,11 +22,34 @@ struct Flags {
   std::uint64_t max_bytes = 0;
   double validation_fraction = 0.02;  // as data.validation_fraction of a job
   bool verify = false;
+  std::string tokenizer = "bytes";
+  std::int32_t threads = 0;
 };
+
+constexpr std::string_view kSentencePiece = "sp:";
 
 std::string Nats(double entropy) { return LossText(entropy) + " nats per token"; }
 
+// SentencePiece lives in a program of its own.
+int BuildWithModel(Session& session, const Flags& flags) {
+  std::vector<std::string> arguments = {
+      "build", "--model", flags.tokenizer.substr(kSentencePiece.size()), "--output", flags.path};
+  for (const std::string& argument :
+       {StrCat("--max-bytes=", flags.max_bytes), StrCat("--threads=", flags.threads)}) {
+    arguments.push_back(argument);
+  }
+  if (session.json()) {
+    arguments.push_back("--json");
+  }
+  arguments.push_back("--");
+  arguments.insert(arguments.end(), flags.inputs.begin(), flags.inputs.end());
+  return RunProgram(session, "octavo-tokenizer", std::move(arguments));
+}
+
 int Build(Session& session, const Flags& flags) {
+  if (StartsWith(flags.tokenizer, kSentencePiece)) {
+    return BuildWithModel(session, flags);
+  }
   BuildByteOptions options{.inputs = flags.inputs,
                            .output = flags.path,
                            .max_bytes = static_cast<std::int64_t>(flags.max_bytes)};
@@ -128,13 +154,25 @@ void AddData(CLI::App& app, Session& session) {
   CLI::App* group = app.add_subcommand("data", "build and inspect datasets on this machine");
   group->require_subcommand(1);
   CLI::App* build =
-      group->add_subcommand("build", "bytes of files as tokens; every file is a document");
+      group->add_subcommand("build", "text of files as tokens; every file is a document");
   build->add_option("inputs", flags->inputs, "files and folders, in this order")->required();
   build->add_option("--output", flags->path, "file to write")->required();
   build
       ->add_option("--max-bytes", flags->max_bytes,
                    "stop after so much text, e.g. 24MB or 16MiB; 0: no limit")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true).description(""))
+      ->capture_default_str();
+  build
+      ->add_option("--tokenizer", flags->tokenizer,
+                   "bytes, or sp:MODEL for a SentencePiece model (octavo data train-tokenizer)")
+      ->check([](const std::string& text) {
+        return text == "bytes" || (StartsWith(text, kSentencePiece) && text.size() > 3)
+                   ? std::string()
+                   : "found " + text + "; valid are bytes and sp:MODEL";
+      })
+      ->option_text("bytes|sp:MODEL");
+  build->add_option("--threads", flags->threads, "that encode with sp:MODEL; 0: one a core")
+      ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   build->callback(
       [&session, flags] { session.Run([&session, flags] { return Build(session, *flags); }); });
@@ -143,11 +181,12 @@ void AddData(CLI::App& app, Session& session) {
   inspect
       ->add_option("--validation-fraction", flags->validation_fraction,
                    "tail held out, as in a job's data.validation_fraction")
-      ->check(CLI::Range(0.0, 0.5))
+      ->check(FiniteRange(0.0, 0.5))
       ->capture_default_str();
   inspect->add_flag("--verify", flags->verify, "read everything and check the checksums");
   inspect->callback(
       [&session, flags] { session.Run([&session, flags] { return Inspect(session, *flags); }); });
+  AddDataTrainTokenizer(*group, session);
 }
 
 }  // namespace octavo
