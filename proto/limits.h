@@ -10,6 +10,9 @@ inline constexpr std::int64_t kWorkerLeaseMs = 10000;        // silence before a
 inline constexpr std::int64_t kOrphanGraceMs = 600000;       // ranks go on without a controller
 inline constexpr std::int64_t kReconnectBackoffMinMs = 100;
 inline constexpr std::int64_t kReconnectBackoffMaxMs = 3000;
+// How long one attempt to connect may take (gRPC's name for it: minimum of the reconnect back-off).
+// A refusal is known at once; this bounds a handshake with a busy peer.
+inline constexpr std::int64_t kConnectTimeoutMs = 5000;
 inline constexpr std::int64_t kRankHelloTimeoutMs = 30000;   // process start to hello
 inline constexpr std::int64_t kRankStopGraceMs = 30000;      // wish → SIGTERM
 inline constexpr std::int64_t kRankTermGraceMs = 5000;       // SIGTERM → SIGKILL
@@ -35,7 +38,8 @@ inline constexpr std::int32_t kDefaultPageSize = 100;
 
 static_assert(kWorkerLeaseMs >= 5 * kHeartbeatIntervalMs, "a lease outlives several lost heartbeats");
 static_assert(kOrphanGraceMs > kWorkerLeaseMs, "ranks outlive a restart of the controller");
-static_assert(kReconnectBackoffMaxMs < kWorkerLeaseMs, "a worker reconnects within its lease");
+static_assert(kConnectTimeoutMs + kReconnectBackoffMaxMs < kWorkerLeaseMs,
+              "a worker reconnects within its lease");
 static_assert(kMaxLogChunkBytes < kMaxMessageBytes);
 
 }  // namespace octavo
