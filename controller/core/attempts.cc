@@ -32,6 +32,8 @@ internal::v1::StartRank MakeStart(const CoreState& state, const JobRecord& job,
   assignment.set_device_ordinal(placed.placements(rank).slot());
   *assignment.mutable_spec() = job.spec();
   *assignment.mutable_plan() = job.plans.back();
+  assignment.set_newest_checkpoint_step(job.job().progress().checkpoint_step());
+  assignment.set_newest_checkpoint_path(job.job().progress().checkpoint_path());
   const auto worker = state.workers.find(WorkerOf(attempt, rank));
   if (worker != state.workers.end()) {
     assignment.set_bind_address(worker->second.address);

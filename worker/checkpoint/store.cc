@@ -233,6 +233,8 @@ absl::Status CheckpointStore::Begin(std::int64_t start_step) {
   if (fs_.Exists(path)) {
     return AbortedError(StrCat("attempt ", attempt_, " has begun before: ", path, " exists"));
   }
+  // Best effort: whether there is room now, the marker shows.
+  RemoveLeavings(0).IgnoreError();
   const nlohmann::json marker = {
       {"attempt", attempt_}, {"start_step", start_step}, {"job_uid", job_uid_}};
   return fs_.WriteFileAtomic(path, marker.dump() + "\n");
@@ -261,7 +263,6 @@ absl::Status CheckpointStore::Publish(const Manifest& manifest) {
 absl::Status CheckpointStore::Retain(std::int32_t keep) {
   RETURN_IF_ERROR(CheckNotFenced());
   ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> found, ScanFolder(fs_, root_));
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_.ListDirectory(root_));
   absl::Status first;
   std::int32_t kept = 0;
   std::int64_t newest = 0;
@@ -281,6 +282,13 @@ absl::Status CheckpointStore::Retain(std::int32_t keep) {
       UpdateStatus(&first, fs_.RemoveTree(info.path + kDeleting));
     }
   }
+  UpdateStatus(&first, RemoveLeavings(newest));
+  return first;
+}
+
+absl::Status CheckpointStore::RemoveLeavings(std::int64_t below) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_.ListDirectory(root_));
+  absl::Status first;
   for (const std::string& name : names) {
     std::int64_t step;
     std::int32_t attempt;
@@ -289,7 +297,7 @@ absl::Status CheckpointStore::Retain(std::int32_t keep) {
     } else if (EndsWith(name, kPartial) &&
                ParseFolderName(std::string_view(name).substr(0, name.size() - sizeof(kPartial) + 1),
                                &step, &attempt) &&
-               (attempt < attempt_ || (attempt == attempt_ && step < newest))) {
+               (attempt < attempt_ || (attempt == attempt_ && step < below))) {
       UpdateStatus(&first, fs_.RemoveTree(JoinPath(root_, name)));
     }
   }

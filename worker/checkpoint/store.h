@@ -64,7 +64,9 @@ class CheckpointStore {
 
   // Candidates to start from, best first. Creates the folder.
   absl::StatusOr<std::vector<CheckpointInfo>> Candidates();
-  // Writes this attempt's marker. ABORTED when this or a newer attempt has one already.
+  // Removes what older attempts left half-written or half-deleted (they are fenced, and the disk
+  // may be full of it), then writes this attempt's marker. ABORTED when this or a newer attempt has
+  // one already.
   absl::Status Begin(std::int64_t start_step);
 
   // Folder for the shards of this step; every writing rank may call it.
@@ -81,6 +83,8 @@ class CheckpointStore {
 
  private:
   absl::Status CheckNotFenced() const;
+  // Deletions cut short, partial folders of older attempts and of this one's steps below `below`.
+  absl::Status RemoveLeavings(std::int64_t below);
 
   FileSystem& fs_;
   const std::string root_;

@@ -160,6 +160,8 @@ absl::StatusOr<TrainingConfig> ConfigFromAssignment(
   c.job_name = assignment.job_name();
   c.attempt = assignment.attempt();
   c.run.rank = assignment.rank();
+  c.checkpoint.known_step = assignment.newest_checkpoint_step();
+  c.checkpoint.known_path = assignment.newest_checkpoint_path();
   c.checkpoint.root =
       CheckpointRoot(c.checkpoint.root, assignment.job_name(), assignment.job_uid());
   return c;

@@ -102,11 +102,18 @@ absl::StatusOr<StartPoint> Checkpointer::Begin(Transformer& model,
   }
   if (start.path.empty()) {
     start.state = TrainState{.seed = options_.config.run.seed};
-    const absl::Status unusable =
-        damaged == 0
-            ? absl::OkStatus()
-            : DataLossError(StrCat("no usable checkpoint in ", store_.root(), ": ", start.note,
-                                   ". Repair or remove them to start from fresh weights"));
+    const CheckpointConfig& known = options_.config.checkpoint;
+    absl::Status unusable;
+    if (damaged > 0) {
+      unusable = DataLossError(StrCat("no usable checkpoint in ", store_.root(), ": ", start.note,
+                                      ". Repair or remove them to start from fresh weights"));
+    } else if (known.known_step > 0) {
+      unusable = DataLossError(StrCat("the controller knows of a checkpoint of step ",
+                                      known.known_step, " in ", known.known_path,
+                                      ", but there is no usable one in ", store_.root(),
+                                      start.note.empty() ? "" : StrCat(" (", start.note, ")"),
+                                      "; is the file system mounted?"));
+    }
     RETURN_IF_ERROR(options_.world.Agree(DiskError(leader ? unusable : absl::OkStatus())));
     model.InitializeParameters();
     const std::string& other = options_.config.checkpoint.start_from;
@@ -267,6 +274,11 @@ absl::Status Checkpointer::PublishWritten() {
       }
     } else {
       LogError("checkpoint_failed", {{"step", pending_.state.step}, {"error", saved}});
+      // All ranks have stopped writing. What is left would keep a full disk full.
+      const absl::Status removed = options_.fs.RemoveTree(store_.PartialPath(pending_.state.step));
+      if (!removed.ok()) {
+        LogWarning("checkpoint_leavings_stay", {{"error", removed}});
+      }
     }
   }
   // Another attempt owns the job now: nothing this one does counts any more.

@@ -50,8 +50,8 @@ class Checkpointer {
   explicit Checkpointer(const Options& options);
 
   // Loads the newest good checkpoint into the model, or initialises it; then writes this attempt's
-  // marker. CHECKPOINT_UNUSABLE when there are checkpoints and all are damaged, or the newest is of
-  // another model: never a silent fresh start.
+  // marker. CHECKPOINT_UNUSABLE when there are checkpoints and all are damaged, the newest is of
+  // another model, or the controller knows of one and there is none: never a silent fresh start.
   absl::StatusOr<StartPoint> Begin(Transformer& model, const std::function<bool()>& interrupted);
 
   bool busy() const { return writer_.active() && !writer_.done(); }

@@ -23,6 +23,9 @@ struct CheckpointConfig {
   std::string root;                 // folder of this job's checkpoints; empty: none are written
   std::int64_t interval_steps = 0;  // 0: only at the end
   std::int32_t keep = 2;
+  // The newest checkpoint that the controller was told of; 0: none.
+  std::int64_t known_step = 0;
+  std::string known_path;
   std::string start_from;  // weights of a job that has no checkpoint yet; empty: random
 };
 
