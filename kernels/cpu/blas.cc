@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <vector>
 
 #include "base/check.h"
@@ -22,8 +23,33 @@ namespace {
 
 constexpr char kProbeFlag[] = "--octavo-blas-probe";
 constexpr char kCoreVariable[] = "OPENBLAS_CORETYPE";
-constexpr int kProbeTimeoutMilliseconds = 5000;
-constexpr const char* kCandidates[] = {"SKYLAKEX", "HASWELL", ""};
+constexpr char kThreadsVariable[] = "OPENBLAS_NUM_THREADS";
+constexpr char kSettledVariable[] = "OCTAVO_BLAS_SETTLED";  // of the process that re-executed
+// A probe takes 0.1 s of processor time; what is longer is the machine's load, not the kernel.
+constexpr int kProbeTimeoutMilliseconds = 10000;
+constexpr int kProbeRuns = 2;
+// The line that a probe prints once its products are right, before it takes times.
+constexpr char kProbeCorrect[] = "correct\n";
+// How many times slower than the next a correct candidate must be to be passed over. Noise of a
+// busy machine stays far below; OpenBLAS's mistake about the CPU's model costs 5 and more.
+constexpr double kMuchSlower = 4;
+
+// Best first, of those that the CPU can execute. "" is OpenBLAS's own choice.
+std::vector<std::string> Candidates() {
+  std::vector<std::string> names;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
+    names.push_back("SKYLAKEX");
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    names.push_back("HASWELL");
+  }
+#endif
+  names.push_back("");
+  return names;
+}
 
 int Int(std::int64_t value) {
   OCTAVO_CHECK(value >= 0 && value <= 0x7FFFFFFF, "BLAS takes 32-bit sizes, got %lld",
@@ -87,14 +113,20 @@ double ProbeError(std::int64_t m, std::int64_t n, std::int64_t k, Transposed ta,
   return worst;
 }
 
+// Of processor time: what else runs on the machine does not count.
 double ProbeGigaflops() {
   constexpr std::int64_t kEdge = 384;
   const std::vector<float> a = ProbeValues(kEdge * kEdge, 3);
   const std::vector<float> b = ProbeValues(kEdge * kEdge, 4);
   std::vector<float> c(kEdge * kEdge);
+  const auto processor_seconds = [] {
+    timespec time = {};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+  };
   double best_seconds = HUGE_VAL;
   for (int i = 0; i < 6; ++i) {  // the first calls warm up
-    const auto begin = std::chrono::steady_clock::now();
+    const double begin = processor_seconds();
     Sgemm({.m = kEdge,
            .n = kEdge,
            .k = kEdge,
@@ -107,28 +139,45 @@ double ProbeGigaflops() {
            .c = c.data(),
            .ldc = kEdge,
            .beta = 0});
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    best_seconds = std::min(best_seconds, seconds.count());
+    best_seconds = std::min(best_seconds, processor_seconds() - begin);
   }
   return 2e-9 * kEdge * kEdge * kEdge / best_seconds;
 }
 
-// Runs this program with the probe flag under `core_type`; GFLOP/s, or 0 when it was wrong, crashed
-// (an instruction that the machine lacks) or hung.
-double RunProbe(const char* core_type) {
+// The environment without the variables that the probe or the re-execution sets itself.
+bool IsOurs(const char* entry) {
+  for (const char* name : {kCoreVariable, kThreadsVariable, kSettledVariable}) {
+    const std::size_t length = std::strlen(name);
+    if (std::strncmp(entry, name, length) == 0 && entry[length] == '=') {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Runs this program with the probe flag under `core_type`. Not correct when it was wrong or crashed
+// (an instruction that the machine lacks); `hung` when the time was over before it could say.
+struct ProbeRun {
+  BlasProbe result;
+  bool hung = false;
+};
+ProbeRun RunProbeOnce(const std::string& core_type) {
+  ProbeRun run = {.result = {.core_type = core_type}};
   int pipe_ends[2];
   if (pipe(pipe_ends) != 0) {
-    return 0;
+    return run;
   }
   // Everything the child needs is prepared before fork: after it only async-signal-safe calls.
   const std::string setting = std::string(kCoreVariable) + "=" + core_type;
   std::vector<char*> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (std::strncmp(*entry, kCoreVariable, std::strlen(kCoreVariable)) != 0) {
+    if (!IsOurs(*entry)) {
       environment.push_back(*entry);
     }
   }
-  if (core_type[0] != '\0') {
+  const std::string threads = std::string(kThreadsVariable) + "=1";
+  environment.push_back(const_cast<char*>(threads.c_str()));
+  if (!core_type.empty()) {
     environment.push_back(const_cast<char*>(setting.c_str()));
   }
   environment.push_back(nullptr);
@@ -147,6 +196,7 @@ double RunProbe(const char* core_type) {
   }
   close(pipe_ends[1]);
   std::string text;
+  bool timed_out = false;
   if (child > 0) {
     const auto deadline =
         std::chrono::steady_clock::now() + std::chrono::milliseconds(kProbeTimeoutMilliseconds);
@@ -156,6 +206,7 @@ double RunProbe(const char* core_type) {
       pollfd readable = {pipe_ends[0], POLLIN, 0};
       if (left.count() <= 0 || poll(&readable, 1, static_cast<int>(left.count())) <= 0) {
         kill(child, SIGKILL);
+        timed_out = true;
         break;
       }
       char buffer[256];
@@ -167,12 +218,40 @@ double RunProbe(const char* core_type) {
     }
     int status = 0;
     waitpid(child, &status, 0);
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-      text.clear();
+    const bool ended_well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    const std::size_t said = std::strlen(kProbeCorrect);
+    run.result.correct = (ended_well || timed_out) && text.compare(0, said, kProbeCorrect) == 0;
+    if (run.result.correct && ended_well) {
+      run.result.gigaflops = std::strtod(text.c_str() + said, nullptr);
     }
+    run.hung = timed_out && !run.result.correct;
   }
   close(pipe_ends[0]);
-  return text.empty() ? 0 : std::strtod(text.c_str(), nullptr);
+  return run;
+}
+
+BlasProbe RunProbe(const std::string& core_type) {
+  ProbeRun run;
+  for (int i = 0; i < kProbeRuns; ++i) {
+    run = RunProbeOnce(core_type);
+    if (!run.hung) {
+      break;
+    }
+  }
+  return run.result;
+}
+
+// The program's path, so that ps and core dumps name it; /proc/self/exe when it was replaced.
+std::string ProgramPath() {
+  char path[4096];
+  const ssize_t size = readlink("/proc/self/exe", path, sizeof(path));
+  if (size > 0 && static_cast<std::size_t>(size) < sizeof(path)) {
+    const std::string resolved(path, static_cast<std::size_t>(size));
+    if (access(resolved.c_str(), X_OK) == 0) {
+      return resolved;
+    }
+  }
+  return "/proc/self/exe";
 }
 
 }  // namespace
@@ -209,40 +288,58 @@ void MaybeRunBlasProbe(int argc, char** argv) {
       }
     }
   }
+  std::fputs(kProbeCorrect, stdout);
+  std::fflush(stdout);
   std::printf("%.3f %s\n", ProbeGigaflops(), BlasCoreType());
   std::exit(0);
+}
+
+std::string PickBlasCoreType(const std::vector<BlasProbe>& probes) {
+  const BlasProbe* pick = nullptr;
+  for (const BlasProbe& probe : probes) {
+    if (!probe.correct) {
+      continue;
+    }
+    const bool pick_is_much_slower =
+        pick != nullptr && pick->gigaflops > 0 && probe.gigaflops >= kMuchSlower * pick->gigaflops;
+    if (pick == nullptr || pick_is_much_slower) {
+      pick = &probe;
+    }
+  }
+  return pick == nullptr ? "" : pick->core_type;
 }
 
 std::string ChooseBlasCoreType() {
   if (const char* set = std::getenv(kCoreVariable); set != nullptr) {
     return set;
   }
-  std::string best;
-  double best_rate = 0;
-  for (const char* candidate : kCandidates) {
-    const double rate = RunProbe(candidate);
-    // A later candidate must be clearly faster: noise must not make ranks of one job differ.
-    if (rate > best_rate * 1.25) {
-      best = candidate;
-      best_rate = rate;
-    }
+  std::vector<BlasProbe> probes;
+  for (const std::string& candidate : Candidates()) {
+    probes.push_back(RunProbe(candidate));
   }
-  return best;
+  return PickBlasCoreType(probes);
 }
 
 void EnsureBlasCoreType(char** argv) {
-  if (std::getenv(kCoreVariable) != nullptr) {
+  if (std::getenv(kSettledVariable) != nullptr) {
+    unsetenv(kSettledVariable);  // not for programs that this one starts
+    return;
+  }
+  const char* core = std::getenv(kCoreVariable);
+  const char* threads = std::getenv(kThreadsVariable);
+  if (core != nullptr && threads != nullptr && std::strcmp(threads, "1") == 0) {
     return;
   }
   const std::string choice = ChooseBlasCoreType();
-  if (choice.empty()) {
-    return;
+  if (!choice.empty()) {
+    setenv(kCoreVariable, choice.c_str(), 1);
   }
-  setenv(kCoreVariable, choice.c_str(), 1);
-  setenv("OPENBLAS_NUM_THREADS", "1", 0);  // no idle pool, and no thread before main forks
-  execv("/proc/self/exe", argv);
-  std::perror("re-executing with OPENBLAS_CORETYPE set failed; sgemm stays slow");
-  unsetenv(kCoreVariable);
+  // No idle pool: its threads would be older than main, with signals that main blocks.
+  setenv(kThreadsVariable, "1", 1);
+  setenv(kSettledVariable, "1", 1);
+  execv(ProgramPath().c_str(), argv);
+  std::perror("re-executing with OPENBLAS_CORETYPE set failed; sgemm stays as it is");
+  unsetenv(kSettledVariable);
 }
 
 }  // namespace octavo

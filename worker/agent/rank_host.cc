@@ -111,6 +111,9 @@ absl::StatusOr<int> RankHost::Spawn(const RankKey& key) {
       Subprocess::Spawn(
           {.argv = {options_.rank_binary, "--socket", options_.socket_address, "--job-uid",
                     key.job_uid, "--attempt", StrCat(key.attempt), "--rank", StrCat(key.rank)},
+           // A pool of OpenBLAS's would start before the rank's main can block signals in it: a
+           // SIGTERM that it takes ends the process.
+           .environment = {{"OPENBLAS_NUM_THREADS", "1"}},
            .working_directory = folder,
            .stdout_path = log,
            .stderr_path = log}));

@@ -2,7 +2,10 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/log.h"
 #include "base/status.h"
@@ -23,6 +26,34 @@ absl::StatusOr<PrecisionPlan> AgreeOnPlan(const TrainingSetup& setup, HostCollec
     return InternalError("rank 0 sent a plan that cannot be read");
   }
   return PlanFromWire(plan);
+}
+
+// Bits differ between OpenBLAS's kernels: replicas of one layer would drift apart, and a resumed
+// run would depend on which rank held what. (On a GPU, the core only serves the host's small
+// products.)
+absl::Status CheckBlasCores(const TrainingSetup& setup, HostCollectives& world) {
+  constexpr std::size_t kNameBytes = 32;
+  if (std::string_view(setup.backend.ops->name) != "cpu") {
+    return absl::OkStatus();
+  }
+  std::string mine = setup.blas_core.substr(0, kNameBytes);
+  mine.resize(kNameBytes, '\0');
+  ASSIGN_OR_RETURN(const std::string all, world.AllGather(mine));
+  const auto name_of = [&](int rank) {
+    return std::string(all.substr(static_cast<std::size_t>(rank) * kNameBytes, kNameBytes).c_str());
+  };
+  std::vector<std::string> others;
+  for (int rank = 1; rank < world.size(); ++rank) {
+    if (name_of(rank) != name_of(0)) {
+      others.push_back(StrCat("rank ", rank, ": ", name_of(rank)));
+    }
+  }
+  return others.empty()
+             ? absl::OkStatus()
+             : FailedPreconditionError(StrCat("the ranks' OpenBLAS kernels differ (rank 0: ",
+                                              name_of(0), "; ", StrJoin(others, ", "),
+                                              "); set OPENBLAS_CORETYPE for all octavo-worker to "
+                                              "one that every host can run"));
 }
 
 // Steps until the end, a wish to leave, or an error. `outcome` is filled in as far as it got.
@@ -57,14 +88,22 @@ absl::Status Loop(Trainer& trainer, TrainingOutcome* outcome) {
   return absl::OkStatus();
 }
 
+// A file that the job names and that is not there will not be there at the next attempt either.
+FailureClass FailureOfStart(const absl::Status& status) {
+  return status.code() == absl::StatusCode::kNotFound && MarkOf(status) == FailureClass::kNone
+             ? FailureClass::kSpecRejected
+             : FailureOf(status);
+}
+
 absl::Status Run(const TrainingSetup& given, TrainingOutcome* outcome) {
   TrainingSetup setup = given;
   Arena device(setup.backend, "start");
   HostCollectives world(setup.backend, setup.comms.world, device);
+  RETURN_IF_ERROR(CheckBlasCores(given, world));
   ASSIGN_OR_RETURN(setup.plan, AgreeOnPlan(given, world));
   absl::StatusOr<std::unique_ptr<Trainer>> created = Trainer::Create(setup);
   // Together: a rank whose dataset is missing ends the gang with its reason, not with a time limit.
-  RETURN_IF_ERROR(world.Agree(WithFailure(created.status(), FailureOf(created.status()))));
+  RETURN_IF_ERROR(world.Agree(WithFailure(created.status(), FailureOfStart(created.status()))));
   const std::unique_ptr<Trainer> trainer = *std::move(created);
   trainer->OfferPlan(given.plan);
   outcome->validation_loss = trainer->validation_loss();

@@ -329,5 +329,20 @@ TEST(Gemm, NonfiniteInputsReachTheOutput) {
 
 TEST(Blas, CoreTypeIsNamed) { EXPECT_GT(std::string(BlasCoreType()).size(), 2u); }
 
+// A choice by measured speed differed between ranks of one gang on a busy machine.
+TEST(Blas, TheFirstCorrectCoreTypeIsPickedWhateverTheLoad) {
+  const BlasProbe best = {.core_type = "SKYLAKEX", .correct = true, .gigaflops = 30};
+  const BlasProbe next = {.core_type = "HASWELL", .correct = true, .gigaflops = 100};
+  EXPECT_EQ(PickBlasCoreType({best, next}), "SKYLAKEX");
+  EXPECT_EQ(PickBlasCoreType({{.core_type = "SKYLAKEX", .correct = true}, next}), "SKYLAKEX")
+      << "not measured is not slow";
+  EXPECT_EQ(PickBlasCoreType({{.core_type = "SKYLAKEX", .correct = false, .gigaflops = 900}, next}),
+            "HASWELL");
+  EXPECT_EQ(PickBlasCoreType({{.core_type = "SKYLAKEX", .correct = true, .gigaflops = 25}, next}),
+            "HASWELL")
+      << "four times slower";
+  EXPECT_EQ(PickBlasCoreType({{.core_type = "SKYLAKEX"}, {.core_type = ""}}), "");
+}
+
 }  // namespace
 }  // namespace octavo
