@@ -4,9 +4,11 @@
 # loss curves are apart. Two ranks share the GPU through Gloo and pinned memory.
 #
 #   gpu_smoke.sh [--dir DIR] [--steps N] [--recipes "bf16 fp8_flow …"] [--text "FOLDER …"] [--bin DIR]
+#                [--device cuda|cpu]    cpu: tries the script itself where there is no GPU
 # Tolerances, with their reason: both backends follow one definition (same roundings, same scales), but
 # sum in different orders, so BF16 and FP8 codes differ in the last place here and there, and 20 AdamW
-# steps amplify that. First step: 0.01 (nothing amplified yet). Mean distance over the curve: 0.03.
+# steps amplify that, as the CPU's own curves over 1 and 2 ranks show (last lines). First step: 0.01
+# (nothing amplified yet). Mean distance over the curve: 0.03.
 # Exit codes: 0 all agree; 1 a job failed or a curve is off; 2 usage.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -15,6 +17,7 @@ run=/tmp/octavo-gpu-smoke
 steps=20
 recipes="bf16 fp8_flow fp8_blockwise fp8_current fp8_delayed mxfp8"
 text="/usr/include /usr/share/common-licenses"
+device=cuda
 while [ $# -gt 0 ]; do
   case $1 in
     --dir) run=${2:?}; shift ;;
@@ -22,7 +25,8 @@ while [ $# -gt 0 ]; do
     --recipes) recipes=${2:?}; shift ;;
     --text) text=${2:?}; shift ;;
     --bin) bin=${2:?}; shift ;;
-    -h|--help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --device) device=${2:?}; shift ;;
+    -h|--help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "error: unknown option $1" >&2; exit 2 ;;
   esac
   shift
@@ -48,8 +52,8 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-echo "probe: $(octavo-rank --probe --device cuda)" || exit 1
-octavo-rank --probe --device cuda >/dev/null || exit 1
+probe=$(octavo-rank --probe --device "$device") || exit 1
+echo "probe: $probe"
 data=$run/text.octd
 # shellcheck disable=SC2086
 octavo data build --output "$data" --max-bytes 4MB $text || exit 1
@@ -74,13 +78,13 @@ worker() {  # name device slots
   wait_for "$run/$1.json" $! "$1"
 }
 worker cpu cpu $(($(nproc) > 4 ? $(nproc) - 4 : 1))
-worker gpu-a cuda 1  # two workers, one GPU: two ranks may share it
-worker gpu-b cuda 1
+worker gpu-a "$device" 1  # two workers, one GPU: two ranks may share it
+worker gpu-b "$device" 1
 octavo workers
 
-# submit RECIPE RANKS DEVICE: in the background, its exit code in a file.
+# submit RECIPE RANKS DEVICE NAME: in the background, its exit code in a file.
 submit() {
-  local name=$3-${1//_/-}-r$2
+  local name=$4-${1//_/-}-r$2
   sed "s|{NAME}|$name|; s|{DEVICE}|$3|; s|{RANKS}|$2|; s|{STEPS}|$steps|; s|{MICROBATCH}|$((8 / $2))|; s|{DATA}|$data|
 s|{CHECKPOINTS}|$run/checkpoints-$name|; s|{RECIPE}|$1|; s|{EMULATION}|$([ "$1" = mxfp8 ] && echo true || echo false)|" \
     "$here/gpu_job.yaml" >"$run/jobs/$name.yaml"
@@ -94,7 +98,7 @@ for recipe in $recipes; do cases+=("$recipe 1"); done
 cases+=("bf16 2" "fp8_flow 2")
 for c in "${cases[@]}"; do
   # shellcheck disable=SC2086
-  { submit $c cuda; submit $c cpu; }
+  { submit $c "$device" gpu; submit $c cpu cpu; }
 done
 wait "${waits[@]}"
 
@@ -105,7 +109,7 @@ status=0
 printf '%-14s %5s %9s | %8s %8s | %8s %8s | %8s %8s %8s  %s\n' recipe ranks transport cpu1 gpu1 cpuN gpuN d_first d_mean d_max verdict
 for c in "${cases[@]}"; do
   read -r recipe ranks <<<"$c"
-  gpu=cuda-${recipe//_/-}-r$ranks cpu=cpu-${recipe//_/-}-r$ranks
+  gpu=gpu-${recipe//_/-}-r$ranks cpu=cpu-${recipe//_/-}-r$ranks
   losses "$gpu" >"$run/$gpu.losses"
   losses "$cpu" >"$run/$cpu.losses"
   transport=$(octavo logs "$gpu" --rank 0 2>/dev/null | sed -n 's/.*transport"\{0,1\}[:=] *"\{0,1\}\([a-z]*\).*/\1/p' | head -n1)
@@ -122,5 +126,10 @@ for c in "${cases[@]}"; do
         octavo logs "$job" --tail 6 2>&1 | cut -c1-400 | sed 's/^/    /'; }
     done ;;
   esac
+done
+for recipe in bf16 fp8-flow; do
+  paste "$run/cpu-$recipe-r1.losses" "$run/cpu-$recipe-r2.losses" 2>/dev/null | awk -v recipe=$recipe '
+    NF == 2 { d = $2 - $1; if (d < 0) d = -d; n++; sum += d; if (d > max) max = d }
+    END { if (n) printf "for scale: %s on the CPU alone, 1 rank against 2 (other orders of sums): d_mean %.5f, d_max %.5f\n", recipe, sum / n, max }'
 done
 exit $status
