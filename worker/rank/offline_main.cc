@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/str.h"
+#include "cli/validators.h"
 #include "kernels/cpu/blas.h"
 #include "worker/data/loader.h"
 #include "worker/rank/backend_loader.h"
@@ -161,7 +162,7 @@ int OfflineMain(int argc, char** argv) {
   eval->add_option("--batch", flags.sequences, "sequences in a pass")->check(CLI::Range(1, 4096));
   eval->add_option("--sequences", flags.sequences_max, "at most so many; 0: all");
   eval->add_option("--validation-fraction", flags.validation_fraction, "only this tail")
-      ->check(CLI::Range(0.0, 0.5));
+      ->check(FiniteRange(0.0, 0.5));
   eval->add_option("--documents", flags.documents, "packed, masked or separate")
       ->check(CLI::IsMember({"packed", "masked", "separate"}));
   eval->add_option("--logits", flags.logits, "safetensors file for tokens and logits");
@@ -173,9 +174,9 @@ int OfflineMain(int argc, char** argv) {
   generate->add_option("--tokens", flags.sampling.tokens, "to generate")
       ->check(CLI::Range(1, 1 << 20));
   generate->add_option("--temperature", flags.sampling.temperature, "0: the likeliest always")
-      ->check(CLI::Range(0.0, 100.0));
+      ->check(FiniteRange(0.0, 100.0));
   generate->add_option("--top-p", flags.sampling.top_p, "probability kept")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(FiniteRange(0.0, 1.0));
   generate->add_option("--seed", flags.sampling.seed, "of the choice");
   try {
     app.parse(argc - 1, argv + 1);
