@@ -83,6 +83,7 @@ void CloseAttempt(CoreState& state, JobRecord& job, FailureClass failure, const 
                   .result = "failed"});
   }
   SaveAttempt(state, attempt);
+  job.job().mutable_progress()->clear_phase();  // no rank is in any phase now
   job.past.push_back(attempt.stored);
   job.current.reset();
   state.schedule_wanted = true;

@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "base/str.h"
 #include "controller/core/attempts.h"
+#include "controller/core/progress.h"
 #include "controller/scheduler/explain.h"
 #include "proto/convert/error_detail.h"
 #include "proto/convert/job.h"
@@ -179,8 +180,7 @@ absl::Status Core::Recover(Now now) {
       state_.effects.push_back(PlanVersionMetric{.train_job = job->spec().name(),
                                                  .version = job->plans.back().version()});
       if (job->stored.effective().entries_size() > 0) {
-        state_.effects.push_back(
-            RecipesInForce{.train_job = job->spec().name(), .effective = job->stored.effective()});
+        state_.effects.push_back(RecipesMetric(job->spec(), job->stored.effective()));
       }
     }
   }
@@ -291,8 +291,11 @@ absl::Status Core::AskLog(const std::string& name, const internal::v1::LogReques
   }
   if (attempt == nullptr || request.rank() < 0 || request.rank() >= attempt->placements_size()) {
     return WithDetail(
-        FailedPreconditionError(StrCat(job->job().name(), " has no rank ", request.rank(),
-                                       " in attempt ", request.attempt())),
+        FailedPreconditionError(
+            attempt == nullptr
+                ? StrCat(job->job().name(), " has no attempt ", request.attempt())
+                : StrCat(job->job().name(), " has no rank ", request.rank(), " in attempt ",
+                         request.attempt(), "; valid: 0 to ", attempt->placements_size() - 1)),
         "NO_LOGS");
   }
   const std::string worker_name =

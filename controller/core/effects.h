@@ -60,7 +60,7 @@ struct TelemetryMetric {
 };
 struct RecipesInForce {
   std::string train_job;
-  v1::EffectivePrecision effective;  // dense
+  v1::EffectivePrecision effective;  // every (layer, op) that the model has
 };
 struct PlanVersionMetric {
   std::string train_job;

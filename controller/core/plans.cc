@@ -1,6 +1,7 @@
 #include "controller/core/plans.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/check.h"
 #include "base/status.h"
@@ -51,6 +52,30 @@ absl::Status CheckPlan(const CoreState& state, const JobRecord& job, const Preci
     }
   }
   return absl::OkStatus();
+}
+
+// A sentence when protected layers leave bf16 for FP8; an operator may do so. Else empty.
+std::string ProtectionWarning(const v1::JobSpec& spec, const std::vector<PlanChange>& changes) {
+  const std::int32_t layers = spec.model().layers();
+  const std::int32_t protect = spec.precision().protect();
+  std::set<std::int32_t> named;
+  for (const PlanChange& change : changes) {
+    const std::int32_t layer = change.site.layer;
+    if ((layer < protect || layer >= layers - protect) && change.after.is_fp8() &&
+        !change.before.is_fp8() && LayerHasOp(spec.model(), layer, change.site.op)) {
+      named.insert(layer);
+    }
+  }
+  if (named.empty()) {
+    return {};
+  }
+  std::string list;
+  for (const std::int32_t layer : named) {
+    StrAppend(&list, list.empty() ? "" : ", ", layer);
+  }
+  return StrCat(named.size() == 1 ? "layer " : "layers ", list,
+                " of the first and last that precision.protect: ", protect,
+                " keeps in bf16 because FP8 harms them most: FP8 there is by this plan only");
 }
 
 // Stores version n+1 and sends it down.
@@ -151,6 +176,17 @@ absl::StatusOr<v1::SetPrecisionResponse> SetPrecision(CoreState& state, const Pl
   }
   RETURN_IF_ERROR(CheckPlan(state, *job, plan));
   const std::vector<PlanChange> changes = Diff(newest, plan);
+  for (const PlanChange& change : changes) {
+    if (LayerHasOp(job->spec().model(), change.site.layer, change.site.op)) {
+      *response.add_changed() = SiteToWire(change.site, change.after);
+    }
+  }
+  if (!changes.empty() && response.changed().empty()) {
+    return WithDetail(
+        InvalidArgumentError("nothing would change: the model has no such op in these layers (dense "
+                             "layers have mlp_fc1 and mlp_fc2, MoE layers fc1, fc2 and dispatch)"),
+        "PLAN_UNCHANGED");
+  }
   if (changes.empty()) {
     return WithDetail(InvalidArgumentError(StrCat("nothing would change: version ", newest.version,
                                                   " already says so")),
@@ -161,8 +197,8 @@ absl::StatusOr<v1::SetPrecisionResponse> SetPrecision(CoreState& state, const Pl
   }
   plan.author = PlanAuthor::kOperator;
   plan.reason = edit.reason.empty() ? what : StrCat(what, ": ", edit.reason);
-  for (const PlanChange& change : changes) {
-    *response.add_changed() = SiteToWire(change.site, change.after);
+  if (const std::string warning = ProtectionWarning(job->spec(), changes); !warning.empty()) {
+    response.add_warnings(warning);
   }
   if (edit.validate_only) {
     plan.version = newest.version + 1;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "base/status.h"
@@ -9,14 +10,23 @@
 #include "controller/core/attempts.h"
 #include "controller/core/jobs.h"
 #include "controller/core/plans.h"
+#include "proto/convert/precision.h"
+#include "proto/spec/job_spec.h"
 
 namespace octavo {
 namespace {
 
 constexpr double kStepSecondsWeight = 0.1;  // of the newest step in the running mean
 
-// "fp8_delayed(format=hybrid,…)" → the kind's name.
-std::string KindOf(const std::string& recipe) { return recipe.substr(0, recipe.find('(')); }
+// A rank's canonical text with all its parameters; a newer rank's unknown ones leave the kind.
+v1::Recipe RecipeOfText(const std::string& text) {
+  if (const std::optional<Recipe> recipe = ParseRecipe(text); recipe.has_value()) {
+    return RecipeToWire(*recipe);
+  }
+  v1::Recipe wire;
+  wire.set_kind(text.substr(0, text.find('(')));
+  return wire;
+}
 
 void Adopt(CoreState& state, JobRecord& job, PolicyAnswer answer, Now now) {
   for (const std::string& alert : answer.alerts) {
@@ -52,7 +62,7 @@ void TakeRecipes(CoreState& state, JobRecord& job, const std::string& worker,
       v1::LayerOpRecipe& entry = *effective.add_entries();
       entry.set_layer(layer);
       entry.set_op(std::string(kOpNames[op]));
-      entry.mutable_recipe()->set_kind(KindOf(snapshot.recipes_in_force(layer * kOpCount + op)));
+      *entry.mutable_recipe() = RecipeOfText(snapshot.recipes_in_force(layer * kOpCount + op));
     }
   }
   // A mismatch stays listed with its newest reason; counts add up over snapshots and workers.
@@ -86,7 +96,8 @@ void TakeRecipes(CoreState& state, JobRecord& job, const std::string& worker,
       return false;
     }
     for (int i = 0; i < known.entries_size(); ++i) {
-      if (known.entries(i).recipe().kind() != effective.entries(i).recipe().kind()) {
+      if (known.entries(i).recipe().SerializeAsString() !=
+          effective.entries(i).recipe().SerializeAsString()) {
         return false;
       }
     }
@@ -107,12 +118,23 @@ void TakeRecipes(CoreState& state, JobRecord& job, const std::string& worker,
   *job.stored.mutable_effective() = effective;
   if (changed) {
     job.job().mutable_progress()->set_recipe_summary(RecipeSummary(effective, layers));
-    state.effects.push_back(
-        RecipesInForce{.train_job = job.spec().name(), .effective = std::move(effective)});
+    state.effects.push_back(RecipesMetric(job.spec(), effective));
   }
 }
 
 }  // namespace
+
+RecipesInForce RecipesMetric(const v1::JobSpec& spec, const v1::EffectivePrecision& effective) {
+  RecipesInForce metric{.train_job = spec.name(), .effective = effective};
+  metric.effective.clear_entries();
+  for (const v1::LayerOpRecipe& entry : effective.entries()) {
+    const std::optional<Op> op = ParseOp(entry.op());
+    if (op.has_value() && LayerHasOp(spec.model(), entry.layer(), *op)) {
+      *metric.effective.add_entries() = entry;
+    }
+  }
+  return metric;
+}
 
 std::string RecipeSummary(const v1::EffectivePrecision& effective, std::int32_t layers) {
   std::map<std::string, int> counts;

@@ -15,6 +15,9 @@ void OnStepReport(CoreState& state, JobRecord& job, const internal::v1::StepRepo
 void OnTelemetry(CoreState& state, JobRecord& job, const std::string& worker,
                  const internal::v1::TelemetrySnapshot& snapshot, Now now);
 
+// The metric of what ranks run: only the ops that the model's layers have.
+RecipesInForce RecipesMetric(const v1::JobSpec& spec, const v1::EffectivePrecision& effective);
+
 // "fp8_flow 4/6 layers, bf16 2/6": the recipe of each layer's expert (or dense) products.
 std::string RecipeSummary(const v1::EffectivePrecision& effective, std::int32_t layers);
 

@@ -436,6 +436,36 @@ TEST_F(CoreAttempts, PlanChangesAreCheckedRacedAndRolledBack) {
   EXPECT_EQ(core_->Precision("job")->plan().version(), 3);
 }
 
+TEST_F(CoreAttempts, AChangedPlanListsOpsThatExistAndWarnsOfProtectedLayers) {
+  v1::JobSpec spec = Spec("job");
+  spec.mutable_model()->add_dense_layers(0);
+  spec.mutable_model()->set_dense_hidden(spec.model().hidden());
+  ASSERT_TRUE(Submit(spec).ok());
+  PlanEdit edit{.name = "job"};
+  v1::PrecisionOverride& change = edit.overrides.emplace_back();
+  change.set_layers("0-1");
+  change.mutable_recipe()->set_kind("fp8_current");
+  for (const char* op : {"attn_qkv", "mlp_fc1", "fc1"}) {
+    change.add_ops(op);
+  }
+  const auto set = core_->SetPlan(edit, now_);
+  ASSERT_TRUE(set.ok()) << Message(set.status());
+  std::vector<std::string> sites;
+  for (const v1::LayerOpRecipe& site : set->changed()) {
+    sites.push_back(StrCat(site.layer(), " ", site.op()));
+  }
+  EXPECT_EQ(sites, (std::vector<std::string>{"0 attn_qkv", "0 mlp_fc1", "1 attn_qkv", "1 fc1"}));
+  ASSERT_EQ(set->warnings_size(), 1);
+  EXPECT_NE(set->warnings(0).find("layer 0 "), std::string::npos) << set->warnings(0);
+
+  change.set_layers("0");
+  change.clear_ops();
+  change.add_ops("fc2");
+  const absl::Status none = core_->SetPlan(edit, now_).status();
+  EXPECT_EQ(ErrorReason(none), "PLAN_UNCHANGED");
+  EXPECT_NE(Message(none).find("no such op"), std::string::npos) << Message(none);
+}
+
 TEST_F(CoreAttempts, TheEffectiveRecipeIsWhatRanksReport) {
   RunOn2Workers();
   EXPECT_EQ(core_->Precision("job")->effective().entries_size(), 0) << "no echo of the request";
@@ -446,7 +476,9 @@ TEST_F(CoreAttempts, TheEffectiveRecipeIsWhatRanksReport) {
   snapshot.set_last_step(10);
   snapshot.set_plan_version(1);
   for (int i = 0; i < 4 * kOpCount; ++i) {
-    snapshot.add_recipes_in_force(i / kOpCount == 0 ? "bf16" : "fp8_flow(wgrad=fp8)");
+    snapshot.add_recipes_in_force(i / kOpCount == 0   ? "bf16"
+                                  : i / kOpCount == 1 ? "fp8_flow"
+                                                      : "fp8_flow(wgrad=bf16)");
   }
   (*snapshot.mutable_flops())["fp8"] = 60;
   (*snapshot.mutable_flops())["bf16"] = 40;
@@ -464,6 +496,9 @@ TEST_F(CoreAttempts, TheEffectiveRecipeIsWhatRanksReport) {
   ASSERT_EQ(effective.entries_size(), 4 * kOpCount);
   EXPECT_EQ(effective.entries(0).recipe().kind(), "bf16");
   EXPECT_EQ(effective.entries(kOpCount).recipe().kind(), "fp8_flow");
+  EXPECT_EQ(effective.entries(kOpCount).recipe().wgrad(), "fp8");
+  EXPECT_EQ(effective.entries(2 * kOpCount).recipe().kind(), "fp8_flow");
+  EXPECT_EQ(effective.entries(2 * kOpCount).recipe().wgrad(), "bf16") << "parameters too";
   ASSERT_EQ(effective.mismatches_size(), 1);
   EXPECT_EQ(effective.mismatches(0).count(), 6);
   const v1::JobProgress progress = Get("job").progress();

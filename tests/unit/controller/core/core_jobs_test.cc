@@ -150,6 +150,7 @@ TEST_F(CoreJobs, CancelsInEveryLiveState) {
   EndAll("a", Suspended);
   EndAll("b", Suspended);
   EXPECT_EQ(Get("three").state(), v1::SUSPENDED);
+  EXPECT_EQ(Get("three").progress().phase(), "") << "no rank is left to be in one";
   ASSERT_TRUE(Verb(JobVerb::kCancel, "three").ok());
   EXPECT_EQ(Get("three").state(), v1::CANCELLED);
   // SUSPENDING
