@@ -25,10 +25,43 @@ std::string Labels(const v1::JobSpec& spec) {
 }
 
 std::string Model(const v1::ModelSpec& model) {
-  return StrCat(model.family(), ", ", model.layers(), " layers, hidden ", model.hidden(), ", ",
-                model.heads(), "/", model.kv_heads(), " heads, ", model.moe().num_experts(),
-                " experts of ", model.moe().expert_hidden(), ", top-",
-                model.moe().experts_per_token());
+  const v1::MoeSpec& moe = model.moe();
+  std::string text =
+      StrCat(model.family(), ", ", model.layers(), " layers, hidden ", model.hidden(), ", ",
+             model.heads(), "/", model.kv_heads(), " heads, ", moe.num_experts(), " experts of ",
+             moe.expert_hidden(), ", top-", moe.experts_per_token());
+  if (moe.shared_experts() > 0) {
+    StrAppend(&text, ", ", moe.shared_experts(), " shared of ", moe.shared_expert_hidden());
+  }
+  if (model.dense_layers_size() > 0) {
+    std::vector<std::string> layers;
+    for (const std::int32_t layer : model.dense_layers()) {
+      layers.push_back(std::to_string(layer));
+    }
+    StrAppend(&text, ", dense layers ", StrJoin(layers, ", "), " (hidden ", model.dense_hidden(),
+              ")");
+  }
+  return text;
+}
+
+std::string Router(const v1::RouterSpec& router) {
+  std::string text = StrCat(router.score(), ", auxiliary loss ", router.aux_loss());
+  if (router.aux_loss() != "none") {
+    StrAppend(&text, " x ", router.aux_loss_coefficient());
+  }
+  if (router.n_group() > 1) {
+    StrAppend(&text, ", best ", router.topk_group(), " of ", router.n_group(), " expert groups");
+  }
+  if (router.routed_scaling_factor() != 1) {
+    StrAppend(&text, ", weights x ", router.routed_scaling_factor());
+  }
+  if (router.bias_update_rate() > 0) {
+    StrAppend(&text, ", selection bias moves by ", router.bias_update_rate());
+  }
+  if (router.z_loss_coefficient() > 0) {
+    StrAppend(&text, ", z-loss x ", router.z_loss_coefficient());
+  }
+  return text;
 }
 
 void PrintAttempts(Session& session, const v1::Job& job) {
@@ -81,6 +114,7 @@ void PrintJob(Session& session, const v1::Job& job) {
   }
   lines.Add("priority", std::to_string(job.spec().priority()));
   lines.Add("model", Model(job.spec().model()));
+  lines.Add("router", Router(job.spec().model().moe().router()));
   lines.Add("parallel", StrCat(job.spec().parallel().ranks(), " ranks on ", job.spec().device(),
                                ", expert_parallel ", job.spec().parallel().expert_parallel()));
   lines.Add("progress", ProgressText(job));

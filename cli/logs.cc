@@ -53,7 +53,9 @@ int Logs(Session& session, const Flags& flags) {
   (*client)->Prepare(&context);
   const auto reader = (*client)->stub().ReadLogs(&context, request);
   v1::LogChunk chunk;
+  bool printed = false;
   while (reader->Read(&chunk)) {
+    printed = true;
     lines.Add({.attempt = chunk.attempt(), .rank = chunk.rank()}, chunk.text());
     session.out().flush();
     if (!session.out()) {  // the reader of our output is gone
@@ -66,7 +68,9 @@ int Logs(Session& session, const Flags& flags) {
   if (!status.ok() && session.out()) {
     // Without this a cut connection looks like the end of the log.
     const int code = session.Fail(status);
-    session.err() << "the log above may be incomplete\n";
+    if (printed) {
+      session.err() << "the log above may be incomplete\n";
+    }
     return code;
   }
   return kExitOk;

@@ -3,18 +3,26 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <set>
 #include <sstream>
 
 #include "base/file.h"
+#include "base/signals.h"
 #include "base/status.h"
 #include "base/str.h"
+#include "cli/exit_codes.h"
 #include "proto/convert/precision.h"
 #include "proto/spec/job_spec.h"
 #include "tests/unit/cli/fake_controller.h"
@@ -131,6 +139,36 @@ TEST_F(CliTest, ErrorsOfTheServerCarryTheirViolations) {
             "  1:7: name: found \"demo\"; a job of that name is alive; valid: another name\n");
 }
 
+// A busy controller accepts and then says nothing for a while; that is not a refusal.
+TEST_F(CliTest, ASlowHandshakeIsWaitedForAndNotBegunAgain) {
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(listener, 4), 0);
+  ASSERT_EQ(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  server_.get = [](const v1::GetJobRequest&, v1::Job* job) {
+    *job = Demo(v1::RUNNING);
+    return absl::OkStatus();
+  };
+  std::future<Result> result = std::async(std::launch::async, [&] {
+    return Run({"describe", "demo"}, "127.0.0.1:" + std::to_string(ntohs(address.sin_port)));
+  });
+  pollfd ready{.fd = listener, .events = POLLIN, .revents = 0};
+  ASSERT_EQ(::poll(&ready, 1, 10'000), 1);
+  const int connection = ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  ASSERT_GE(connection, 0);
+  EXPECT_EQ(::poll(&ready, 1, 1'000), 0) << "the client gave up the connection and dialled again";
+  server_.Adopt(connection);
+  ASSERT_EQ(result.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  const Result answer = result.get();
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  EXPECT_THAT(answer.out, HasSubstr("jobs/demo"));
+  ::close(listener);
+}
+
 TEST_F(CliTest, AnUnreachableControllerIsRetriedThenNamed) {
   const std::string gone = server_.address();
   server_.Stop();
@@ -176,6 +214,41 @@ TEST_F(CliTest, DryRunPrintsThePlan) {
             "now: needs 2 cpu slots; free now 0, at most 0\n"
             "precision plan:\n"
             "layer 0: bf16\nlayers 1-4: fp8_flow\nlayer 5: bf16\n");
+}
+
+TEST_F(CliTest, AnUnknownCommandIsNamedWithTheNearestOne) {
+  Result result = Run({"subm", "job.yaml"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(result.err, "error: unknown command \"subm\"; did you mean \"submit\"?\n");
+  result = Run({"precision", "shwo", "demo"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(result.err, "error: unknown command \"shwo\"; did you mean \"show\"?\n");
+  result = Run({"zzzzzzzz"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("unknown command \"zzzzzzzz\"; valid: submit, list"));
+  EXPECT_THAT(Run({"list", "--frobnicate"}).err, Not(HasSubstr("unknown command")));
+  EXPECT_EQ(Run({"--help"}).code, 0);
+}
+
+TEST_F(CliTest, DescribeShowsSharedExpertsDenseLayersAndTheRouter) {
+  server_.get = [](const v1::GetJobRequest&, v1::Job* job) {
+    *job = Demo(v1::RUNNING);
+    v1::ModelSpec& model = *job->mutable_spec()->mutable_model();
+    model.add_dense_layers(0);
+    model.set_dense_hidden(512);
+    model.mutable_moe()->set_shared_experts(2);
+    model.mutable_moe()->set_shared_expert_hidden(64);
+    v1::RouterSpec& router = *model.mutable_moe()->mutable_router();
+    router.set_score("sigmoid");
+    router.set_aux_loss("none");
+    router.set_n_group(4);
+    router.set_topk_group(2);
+    return absl::OkStatus();
+  };
+  const Result result = Run({"describe", "demo"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("2 shared of 64, dense layers 0 (hidden 512)"));
+  EXPECT_THAT(result.out, HasSubstr("sigmoid, auxiliary loss none, best 2 of 4 expert groups"));
 }
 
 TEST_F(CliTest, FollowEndsWithTheJobsEnd) {
@@ -491,6 +564,38 @@ TEST_F(CliTest, ExampleFilesAreValid) {
     ++count;
   }
   EXPECT_GE(count, 3);
+}
+
+// The signal is there before the stream ends, and whoever takes it off the process must say so:
+// a follow that goes on would see the job succeed and end with 0. (In a process of its own, because
+// threads of gRPC that other tests began do not block SIGINT.)
+TEST(CliSignalsDeathTest, CtrlCWhileTheStreamEndsIsNotLost) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto follow = [] {
+    const StopSignals mask;
+    FakeController server;
+    int calls = 0;
+    server.get = [](const v1::GetJobRequest&, v1::Job* job) {
+      job->set_name("jobs/demo");
+      job->set_state(v1::SUCCEEDED);
+      return absl::OkStatus();
+    };
+    server.watch = [&calls](const v1::WatchJobRequest&, grpc::ServerWriter<v1::JobEvent>* writer) {
+      if (++calls == 1) {
+        ::kill(::getpid(), SIGINT);
+        return absl::OkStatus();
+      }
+      v1::JobEvent event;
+      event.set_kind("STATE");
+      event.set_state(v1::SUCCEEDED);
+      writer->Write(event);
+      return absl::OkStatus();
+    };
+    std::ostringstream out;
+    std::_Exit(RunCli({"--controller", server.address(), "watch", "demo"},
+                      {.handles_signals = true}, out, out));
+  };
+  EXPECT_EXIT(follow(), testing::ExitedWithCode(kExitInterrupted), "");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/server_posix.h>
 
 #include <functional>
 #include <memory>
@@ -29,6 +30,8 @@ class FakeController final : public v1::JobService::Service {
       server_.reset();
     }
   }
+  // Serves a connection that a test accepted; the descriptor is the server's from now on.
+  void Adopt(int fd) { grpc::AddInsecureChannelFromFd(server_.get(), fd); }
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
 
   std::function<absl::Status(const v1::SubmitJobRequest&, v1::Job*)> submit;

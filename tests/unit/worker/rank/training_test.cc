@@ -499,6 +499,7 @@ TEST(TrainingTest, ABadDatasetEndsTheWholeGangWithItsReason) {
   for (const auto& outcome : job.Run(2, 2)) {
     EXPECT_FALSE(outcome.ok());
     EXPECT_NE(outcome.message.find("absent"), std::string::npos) << outcome.message;
+    EXPECT_EQ(outcome.failure, FailureClass::kSpecRejected) << "not worth another attempt";
   }
 }
 
