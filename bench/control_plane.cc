@@ -76,6 +76,7 @@ internal::v1::WorkerToController MakeRegister(int worker) {
   internal::v1::Register& request = *message.mutable_register_();
   request.set_worker(StrCat("worker-", worker));
   request.set_incarnation("bench");
+  request.set_version(CoreOptions().version);
   request.set_address("10.0.0.1");
   request.set_http_address(StrCat("10.0.0.1:", 1000 + worker));
   request.set_device("cpu");

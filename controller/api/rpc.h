@@ -60,6 +60,10 @@ grpc::ServerUnaryReactor* RunUnary(const RpcContext& rpc, grpc::CallbackServerCo
     finish(caller.status());
     return reactor;
   }
+  if (const absl::Status store = rpc.mailbox->StoreStatus(); !store.ok()) {
+    finish(WithDetail(store, "STORE_UNAVAILABLE"));  // at once: the queue does not move
+    return reactor;
+  }
   const bool posted = rpc.mailbox->Post([handle = std::move(handle), response, finish,
                                          caller = *std::move(caller)](Core& core, Now now) mutable {
     absl::StatusOr<Response> result = handle(core, now, caller);

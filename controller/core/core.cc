@@ -95,6 +95,30 @@ void RestoreWishes(AttemptRecord& attempt) {
   attempt.wishes.set_sequence(1);
 }
 
+// Moves the clocks that others are judged by over a time in which nobody was listened to. What was
+// heard since (before this tick, in the same batch) stays at now at the latest.
+void ForgiveGap(CoreState& state, std::int64_t gap_micros, Now now) {
+  const auto move = [&](std::int64_t& micros) {
+    micros = std::min(micros + gap_micros, now.mono_micros);
+  };
+  for (auto& [name, worker] : state.workers) {
+    move(worker.last_heard_micros);
+  }
+  for (const std::string& uid : state.live) {
+    std::optional<AttemptRecord>& attempt = state.jobs.at(uid)->current;
+    if (!attempt.has_value()) {
+      continue;
+    }
+    move(attempt->started_micros);
+    move(attempt->last_step_micros);
+    for (RankRuntime& rank : attempt->ranks) {
+      if (rank.asked_micros != 0) {
+        move(rank.asked_micros);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 Core::Core(const CoreOptions& options, JobStore* store, PolicyHook* policy) {
@@ -321,6 +345,11 @@ void Core::WorkerMessage(SessionId session, const internal::v1::WorkerToControll
 void Core::SessionClosed(SessionId session, Now now) { OnSessionClosed(state_, session, now); }
 
 void Core::Tick(Now now) {
+  const std::int64_t gap = last_tick_micros_ == 0 ? 0 : now.mono_micros - last_tick_micros_;
+  last_tick_micros_ = now.mono_micros;
+  if (gap > 2 * state_.options.heartbeat_interval_ms * 1000) {
+    ForgiveGap(state_, gap, now);
+  }
   CheckLeases(state_, now);
   const std::vector<std::string> live(state_.live.begin(), state_.live.end());
   for (const std::string& uid : live) {

@@ -10,9 +10,9 @@
 // runs under the mailbox in production and under a seeded simulator in tests/sim.
 //
 // Where things are: jobs.h (resource, verbs, events) · attempts.h, attempt_end.h (gangs, fencing,
-// what next) · workers.h (sessions, leases, drain) · plans.h, policy_verbs.h (precision) · progress.h (reports) ·
-// rendezvous.h (where ranks meet) · queries.h (reads) · scheduler/ (pure decisions).
-// Not thread-safe.
+// what next) · workers.h (sessions, leases, drain) · plans.h, policy_verbs.h (precision) ·
+// progress.h (reports) · rendezvous.h (where ranks meet) · queries.h (reads) · scheduler/ (pure
+// decisions). Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -72,7 +72,8 @@ class Core {
   void WorkerMessage(SessionId session, const internal::v1::WorkerToController& message, Now now);
   void SessionClosed(SessionId session, Now now);
 
-  // Time. Call at least every kTickMs.
+  // Time. Call at least every kTickMs. A gap of more than two heartbeats means that this process
+  // stood still (stopped, swapped out, waiting for its disk): the time is nobody's silence.
   static constexpr std::int64_t kTickMs = 100;
   void Tick(Now now);
   // One scheduling pass, when something changed since the last one or a back-off is running.
@@ -88,6 +89,7 @@ class Core {
  private:
   CoreState state_;
   std::int64_t last_schedule_micros_ = 0;
+  std::int64_t last_tick_micros_ = 0;  // 0: none yet
 };
 
 }  // namespace octavo

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/status.h"
+#include "base/str.h"
 
 namespace octavo {
 namespace {
@@ -109,6 +110,15 @@ void Mailbox::CommitAndRelease(std::vector<Output> outputs) {
   }
 }
 
+absl::Status Mailbox::StoreStatus() const {
+  if (store_healthy()) {
+    return absl::OkStatus();
+  }
+  std::lock_guard<std::mutex> lock(store_error_mutex_);
+  return UnavailableError(StrCat("the job store cannot be written: ", Message(store_error_),
+                                 "; nothing is accepted until it can"));
+}
+
 absl::Status Mailbox::Commit(const StoreBatch& batch, const std::stop_token& stop) {
   if (!broken_.ok()) {
     return broken_;  // what follows builds on a batch that was never stored
@@ -120,6 +130,10 @@ absl::Status Mailbox::Commit(const StoreBatch& batch, const std::stop_token& sto
       store_healthy_.store(true, std::memory_order_relaxed);
       sink_->ObserveCommitSeconds(static_cast<double>(clock_->MonotonicMicros() - begin) / 1e6);
       return status;
+    }
+    {
+      std::lock_guard<std::mutex> lock(store_error_mutex_);
+      store_error_ = status;
     }
     if (store_healthy_.exchange(false, std::memory_order_relaxed)) {
       LogError("store_commit_failed", {{"error", ToString(status)}});

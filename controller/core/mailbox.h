@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -64,6 +65,9 @@ class Mailbox {
   std::size_t size() const { return queue_.size(); }
   std::int64_t refused() const { return queue_.dropped(); }
   bool store_healthy() const { return store_healthy_.load(std::memory_order_relaxed); }
+  // While the store cannot be written the core's thread repeats its commit and hears nobody: why,
+  // for those who would wait in vain. OK when it is healthy.
+  absl::Status StoreStatus() const;
 
  private:
   struct Output {
@@ -84,6 +88,8 @@ class Mailbox {
   EffectSink* const sink_;
   BoundedQueue<Event> queue_;
   std::atomic<bool> store_healthy_{true};
+  mutable std::mutex store_error_mutex_;
+  absl::Status store_error_;  // of the newest failed commit; guarded
   std::int64_t last_census_ = 0;
   std::int64_t last_tick_ = 0;
   absl::Status broken_;  // once the store counts as broken, nothing is stored or released again

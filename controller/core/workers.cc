@@ -12,6 +12,7 @@
 #include "controller/core/plans.h"
 #include "controller/core/progress.h"
 #include "proto/convert/error_detail.h"
+#include "proto/spec/names.h"
 
 namespace octavo {
 namespace {
@@ -67,6 +68,13 @@ void TakeRunning(CoreState& state, WorkerRecord& worker,
   }
 }
 
+// "1.4" of "1.4.2". Messages between controller and workers may change with each.
+std::string MajorMinor(const std::string& version) {
+  const std::size_t first = version.find('.');
+  return version.substr(
+      0, first == std::string::npos ? std::string::npos : version.find('.', first + 1));
+}
+
 void Refuse(CoreState& state, SessionId session, const std::string& reason) {
   SendToWorker send{.session = session};
   internal::v1::Registered& registered = *send.message.mutable_registered();
@@ -79,10 +87,18 @@ void Refuse(CoreState& state, SessionId session, const std::string& reason) {
 void OnRegister(CoreState& state, SessionId session, const internal::v1::Register& request,
                 Now now) {
   const std::string& name = request.worker();
-  if (name.empty() || name.find('/') != std::string::npos || request.incarnation().empty() ||
-      request.slots().empty()) {
+  if (!IsPlainName(name) || request.incarnation().empty() || request.slots().empty()) {
     Refuse(state, session,
-           "a worker registers with a name without '/', an incarnation and at least one slot");
+           "a worker registers with a name of 1 to 128 letters, digits, '.', '_' or '-', an "
+           "incarnation and at least one slot");
+    return;
+  }
+  if (MajorMinor(request.version()) != MajorMinor(state.options.version)) {
+    Refuse(state, session,
+           StrCat("the worker's version is ",
+                  request.version().empty() ? "not given" : request.version(),
+                  ", the controller's is ", state.options.version,
+                  "; both must be of the same major.minor version"));
     return;
   }
   WorkerRecord& worker = state.workers[name];

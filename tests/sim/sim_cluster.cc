@@ -198,6 +198,7 @@ void Cluster::StartAgent(int index) {
                      .incarnation = StrCat(host.name, "-", host.incarnation),
                      .address = "10.0.0.1",
                      .host = host.name,
+                     .version = CoreOptions().version,
                      .device = "cpu",
                      .slots = std::vector<v1::SlotFacts>(static_cast<std::size_t>(options_.slots))};
   host.agent = std::make_unique<Agent>(config, loop_.now());

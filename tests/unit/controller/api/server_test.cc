@@ -208,6 +208,7 @@ class HandWorker {
     internal::v1::Register& request = *message.mutable_register_();
     request.set_worker(name);
     request.set_incarnation("i");
+    request.set_version(CoreOptions().version);
     request.set_address("127.0.0.1");
     request.set_http_address("127.0.0.1:9");
     request.set_device("cpu");

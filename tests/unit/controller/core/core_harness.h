@@ -118,6 +118,7 @@ class CoreHarness : public testing::Test {
     internal::v1::Register& request = *message.mutable_register_();
     request.set_worker(worker);
     request.set_incarnation(incarnation);
+    request.set_version(options_.version);
     request.set_address("10.0.0." + std::to_string(next_session_));
     request.set_device("cpu");
     for (int slot = 0; slot < slots; ++slot) {

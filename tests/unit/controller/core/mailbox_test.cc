@@ -123,10 +123,13 @@ TEST_F(MailboxTest, ACommitThatFailsForAWhileOnlyDelaysTheAnswer) {
   }
   EXPECT_EQ(sink_.effects_.load(), 0) << "nothing leaves";
   EXPECT_NE(told.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+  EXPECT_NE(Message(mailbox.StoreStatus()).find("disk full"), std::string::npos)
+      << "who comes now is told why, and does not wait";
   store_.FailCommits(absl::OkStatus());
   ASSERT_EQ(told.wait_for(kSoon), std::future_status::ready);
   EXPECT_TRUE(told.get().ok());
   EXPECT_TRUE(mailbox.store_healthy());
+  EXPECT_TRUE(mailbox.StoreStatus().ok());
   mailbox.Stop();
 }
 
