@@ -13,8 +13,11 @@
 namespace octavo {
 namespace {
 
-constexpr char kRequestTimeoutMillis[] = "2000";
-constexpr char kThreads[] = "4";
+// A connection holds a thread until its request has come: health checks must get through beside
+// dozens of idle ones, and idle ones must go soon. Waiting threads cost address space only.
+constexpr char kRequestTimeoutMillis[] = "1000";
+constexpr char kThreads[] = "64";
+constexpr char kConnectionQueue[] = "128";
 
 const char* ReasonPhrase(int status) {
   switch (status) {
@@ -122,9 +125,11 @@ absl::Status HttpServer::Start(const std::string& address) {
   }
   const std::string host = address.substr(0, colon);
   const std::string listening = host.empty() ? StrCat(*port) : StrCat(host, ":", *port);
-  const std::vector<std::string> options = {
-      "listening_ports",     listening,           "num_threads", kThreads, "request_timeout_ms",
-      kRequestTimeoutMillis, "enable_keep_alive", "no"};
+  const std::vector<std::string> options = {"listening_ports",    listening,
+                                            "num_threads",        kThreads,
+                                            "request_timeout_ms", kRequestTimeoutMillis,
+                                            "connection_queue",   kConnectionQueue,
+                                            "enable_keep_alive",  "no"};
   try {
     impl_ = std::make_unique<Impl>(handlers_, options);
   } catch (const CivetException& error) {
