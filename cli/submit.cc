@@ -1,5 +1,8 @@
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
-#include <sstream>
+#include <system_error>
 
 #include "base/file.h"
 #include "base/status.h"
@@ -8,7 +11,9 @@
 #include "cli/follow_command.h"
 #include "cli/output/json.h"
 #include "cli/output/text.h"
+#include "cli/validators.h"
 #include "proto/convert/error_detail.h"
+#include "proto/limits.h"
 #include "proto/precision/plan.h"
 #include "proto/spec/job_spec.h"
 
@@ -23,13 +28,35 @@ struct Flags {
   double give_up_seconds = 300;
 };
 
+// At most one byte more than a spec may have, so that the check of the size still sees it; a device
+// or a pipe by name has no end that could be waited for.
 absl::StatusOr<std::string> ReadSpec(const std::string& path) {
-  if (path == "-") {
-    std::ostringstream text;
-    text << std::cin.rdbuf();
-    return text.str();
+  std::string text(static_cast<std::size_t>(kMaxSpecBytes) + 1, '\0');
+  std::ifstream file;
+  if (path != "-") {
+    std::error_code error;
+    const std::filesystem::file_status status = std::filesystem::status(path, error);
+    if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+      return InvalidArgumentError(
+          StrCat("reading ", path, ": not a regular file; - reads standard input"));
+    }
+    errno = 0;
+    file.open(path, std::ios::binary);
+    if (!file) {
+      return ErrnoStatus(errno, StrCat("opening ", path));
+    }
   }
-  return PosixFileSystem::Get().ReadFile(path);
+  std::istream& in = path == "-" ? std::cin : file;
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (in.bad()) {
+    return UnavailableError(StrCat("reading ", path, " failed"));
+  }
+  text.resize(static_cast<std::size_t>(in.gcount()));
+  if (static_cast<std::int64_t>(text.size()) > kMaxSpecBytes) {
+    return InvalidArgumentError(StrCat(path == "-" ? "stdin" : path, ": longer than ",
+                                       kMaxSpecBytes, " bytes, the most that a job file may have"));
+  }
+  return text;
 }
 
 // Errors of the local check, one a line, as an editor's error list understands them.
@@ -128,6 +155,7 @@ void AddSubmit(CLI::App& app, Session& session) {
   command
       ->add_option("--give-up", flags->give_up_seconds,
                    "seconds without the controller after which following ends")
+      ->check(FiniteRange(0, 1e9))
       ->capture_default_str();
   command->callback(
       [&session, flags] { session.Run([&session, flags] { return Submit(session, *flags); }); });

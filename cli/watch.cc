@@ -24,6 +24,7 @@ void AddWatch(CLI::App& app, Session& session) {
   command
       ->add_option("--give-up", flags->give_up_seconds,
                    "seconds without the controller after which following ends")
+      ->check(FiniteRange(0, 1e9))
       ->capture_default_str();
   command->callback([&session, flags] {
     session.Run([&session, flags] {

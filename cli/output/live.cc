@@ -62,7 +62,9 @@ std::string ProgressText(const v1::Job& job) {
     parts.push_back(HumanCount(p.tokens_per_second()) + " tok/s");
   }
   if (p.eta_seconds() > 0 && p.step() < p.total_steps()) {
-    parts.push_back("eta " + HumanDuration(p.eta_seconds()));
+    constexpr double kFarSeconds = 1000.0 * 86400;  // beyond, digits say nothing
+    parts.push_back(p.eta_seconds() < kFarSeconds ? "eta " + HumanDuration(p.eta_seconds())
+                                                  : std::string("eta over 1000 days"));
   }
   if (!p.recipe_summary().empty()) {
     parts.push_back(Printable(p.recipe_summary()));
