@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "base/str.h"
 #include "base/version.h"
+#include "cli/validators.h"
 #include "controller/api/server.h"
 #include "controller/core/policy_driver.h"
 #include "controller/store/sqlite_store.h"
@@ -50,9 +51,11 @@ struct Flags {
 
 void Declare(CLI::App& app, Flags* f) {
   app.add_option("--listen", f->listen, "host:port of the gRPC services; port 0 picks one")
+      ->check(ListenAddress())
       ->capture_default_str();
   app.add_option("--http,--listen-http", f->http,
                  "host:port of /metrics, /healthz, /readyz and /sd; port 0 picks one")
+      ->check(ListenAddress())
       ->capture_default_str();
   app.add_option("--advertise-http", f->advertise_http,
                  "host under which Prometheus reaches --http; default: its host");
@@ -73,7 +76,7 @@ void Declare(CLI::App& app, Flags* f) {
       ->capture_default_str();
   app.add_option("--worker-lease", f->worker_lease_seconds,
                  "seconds of silence after which a worker is lost")
-      ->check(CLI::Range(kReconnectBackoffMaxMs / 1e3, 3600.0))
+      ->check(FiniteRange(kReconnectBackoffMaxMs / 1e3, 3600.0))
       ->capture_default_str();
   app.add_flag("--reflection", f->reflection, "serve gRPC reflection, for grpcurl");
   app.add_option("--log-file", f->log_file, "log to this file as well as to stderr");

@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "base/str.h"
 #include "base/version.h"
+#include "cli/validators.h"
 #include "grpc/support/log.h"
 #include "nlohmann/json.hpp"
 #include "proto/limits.h"
@@ -25,8 +26,9 @@
 namespace octavo {
 namespace {
 
-constexpr int kExitUsage = 2;                // a flag, file or credential is wrong
-constexpr int kExitStart = 3;                // a port, socket, lock or probe failed
+constexpr int kExitUsage = 2;  // a flag, file or credential is wrong
+constexpr int kExitStart = 3;  // a port, socket, lock or probe failed
+constexpr double kGraceSecondsMax = 30 * 86400;
 constexpr std::size_t kSocketPathMax = 100;  // sun_path holds 108 bytes with the terminator
 
 struct Flags {
@@ -50,6 +52,7 @@ struct Flags {
 void Declare(CLI::App& app, Flags* f) {
   app.add_option("--controller", f->controller, "gRPC address of the controller, host:port")
       ->envname("OCTAVO_CONTROLLER")
+      ->check(NotEmpty())
       ->required();
   app.add_option("--slots", f->slots, "ranks that may run here at once")
       ->check(CLI::Range(1, 1024))
@@ -59,8 +62,10 @@ void Declare(CLI::App& app, Flags* f) {
       ->required();
   app.add_option("--listen-http", f->listen_http,
                  "host:port of /metrics, /healthz and /readyz; port 0 picks one")
+      ->check(ListenAddress())
       ->capture_default_str();
-  app.add_option("--name", f->name, "name in the cluster; default: the host's name");
+  app.add_option("--name", f->name, "name in the cluster; default: the host's name")
+      ->check(PlainName());
   app.add_option(
       "--advertise-address", f->advertise_address,
       "address that ranks bind and peers reach; default: the first that is not loopback");
@@ -71,10 +76,10 @@ void Declare(CLI::App& app, Flags* f) {
                  "path of octavo-rank; default: beside this program");
   app.add_option("--orphan-grace", f->orphan_grace_seconds,
                  "seconds that ranks go on without a controller; 0: as the controller says")
-      ->check(CLI::NonNegativeNumber);
+      ->check(FiniteRange(0, kGraceSecondsMax));
   app.add_option("--drain-grace", f->drain_grace_seconds,
                  "seconds that ranks get for a last checkpoint after SIGTERM")
-      ->check(CLI::PositiveNumber)
+      ->check(FiniteRange(0.1, kGraceSecondsMax))
       ->capture_default_str();
   app.add_option("--port-file", f->port_file, "where to write the bound addresses as JSON");
   app.add_option("--log-file", f->log_file, "log to this file as well as to stderr");
@@ -200,6 +205,11 @@ int Main(int argc, char** argv) {
     return Fail(kExitStart, slots.status());
   }
   const std::string host = HostName();
+  if (flags.name.empty() && !IsPlainName(host)) {
+    return Fail(kExitUsage, InvalidArgumentError(StrCat("the host's name \"", host,
+                                                        "\" cannot be the worker's: give --name "
+                                                        "with letters, digits, '.', '_' or '-'")));
+  }
   WorkerLoop loop(
       {.agent = {.worker = flags.name.empty() ? host : flags.name,
                  .incarnation = RandomIncarnation(),

@@ -54,7 +54,7 @@ absl::Status WorkerLoop::Start() {
                                     HumanDuration(static_cast<double>(silent) / 1e6), "\n")};
   });
   http_.Handle("/readyz", [this](const HttpRequest&) { return Ready(); });
-  RETURN_IF_ERROR(http_.Start(options_.listen_http));
+  RETURN_IF_ERROR(Annotate(http_.Start(options_.listen_http), "--listen-http"));
   const std::string host = options_.listen_http.substr(0, options_.listen_http.rfind(':'));
   const bool any = host.empty() || host == "0.0.0.0" || host == "[::]";
   options_.agent.http_address = StrCat(any ? options_.agent.address : host, ":", http_.port());
