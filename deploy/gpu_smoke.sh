@@ -8,7 +8,9 @@
 # Tolerances, with their reason: both backends follow one definition (same roundings, same scales), but
 # sum in different orders, so BF16 and FP8 codes differ in the last place here and there, and 20 AdamW
 # steps amplify that, as the CPU's own curves over 1 and 2 ranks show (last lines). First step: 0.01
-# (nothing amplified yet). Mean distance over the curve: 0.03.
+# (nothing amplified yet). Median distance over the curve: 0.03; of the last five steps, on average: 0.1.
+# (A median, because a learning rate that is worth comparing under makes single steps jump by tenths, on
+# either backend and at another step each time.)
 # Exit codes: 0 all agree; 1 a job failed or a curve is off; 2 usage.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -26,7 +28,7 @@ while [ $# -gt 0 ]; do
     --text) text=${2:?}; shift ;;
     --bin) bin=${2:?}; shift ;;
     --device) device=${2:?}; shift ;;
-    -h|--help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "error: unknown option $1" >&2; exit 2 ;;
   esac
   shift
@@ -95,7 +97,7 @@ s|{CHECKPOINTS}|$run/checkpoints-$name|; s|{RECIPE}|$1|; s|{EMULATION}|$([ "$1" 
 waits=()
 cases=()
 for recipe in $recipes; do cases+=("$recipe 1"); done
-cases+=("bf16 2" "fp8_flow 2")
+for recipe in bf16 fp8_flow fp8_current fp8_delayed; do cases+=("$recipe 2"); done
 for c in "${cases[@]}"; do
   # shellcheck disable=SC2086
   { submit $c "$device" gpu; submit $c cpu cpu; }
@@ -106,7 +108,7 @@ losses() {  # name → one loss a line
   cat "$run/checkpoints-$1"/*/step-*/manifest.json 2>/dev/null | tr -d ' \n' | sed -n 's/.*"losses":\[\([^]]*\)\].*/\1/p' | tr ',' '\n'
 }
 status=0
-printf '%-14s %5s %9s | %8s %8s | %8s %8s | %8s %8s %8s  %s\n' recipe ranks transport cpu1 gpu1 cpuN gpuN d_first d_mean d_max verdict
+printf '%-14s %5s %9s | %8s %8s | %8s %8s | %8s %8s %8s %8s  %s\n' recipe ranks transport cpu1 gpu1 cpuN gpuN d_first d_median d_last5 d_max verdict
 for c in "${cases[@]}"; do
   read -r recipe ranks <<<"$c"
   gpu=gpu-${recipe//_/-}-r$ranks cpu=cpu-${recipe//_/-}-r$ranks
@@ -114,9 +116,12 @@ for c in "${cases[@]}"; do
   losses "$cpu" >"$run/$cpu.losses"
   transport=$(octavo logs "$gpu" --rank 0 2>/dev/null | sed -n 's/.*transport"\{0,1\}[:=] *"\{0,1\}\([a-z]*\).*/\1/p' | head -n1)
   verdict=$(paste "$run/$cpu.losses" "$run/$gpu.losses" | awk -v recipe="$recipe" -v ranks="$ranks" -v transport="${transport:-?}" -v steps="$steps" '
-    NF == 2 { d = $2 - $1; if (d < 0) d = -d; n++; sum += d; if (d > max) max = d; if (n == 1) { first = d; c1 = $1; g1 = $2 } cn = $1; gn = $2 }
-    END { ok = n == steps && first <= 0.01 && sum / n <= 0.03
-          printf "%-14s %5d %9s | %8.4f %8.4f | %8.4f %8.4f | %8.5f %8.5f %8.5f  %s", recipe, ranks, transport, c1, g1, cn, gn, first, n ? sum / n : 0, max,
+    NF == 2 { d = $2 - $1; if (d < 0) d = -d; all[++n] = d; if (d > max) max = d; if (n == 1) { first = d; c1 = $1; g1 = $2 } cn = $1; gn = $2 }
+    END { for (i = n - 4; i <= n; i++) late += (i > 0 ? all[i] : 0) / 5
+          for (i = 2; i <= n; i++) for (j = i; j > 1 && all[j] < all[j - 1]; j--) { t = all[j]; all[j] = all[j - 1]; all[j - 1] = t }
+          median = n ? all[int((n + 1) / 2)] : 0
+          ok = n == steps && first <= 0.01 && median <= 0.03 && late <= 0.1
+          printf "%-14s %5d %9s | %8.4f %8.4f | %8.4f %8.4f | %8.5f %8.5f %8.5f %8.5f  %s", recipe, ranks, transport, c1, g1, cn, gn, first, median, late, max,
                  n != steps ? "INCOMPLETE" : ok ? "ok" : "OFF" }')
   echo "$verdict"
   case $verdict in *ok) ;; *)
@@ -127,7 +132,7 @@ for c in "${cases[@]}"; do
     done ;;
   esac
 done
-for recipe in bf16 fp8-flow; do
+for recipe in bf16 fp8-flow fp8-current fp8-delayed; do
   paste "$run/cpu-$recipe-r1.losses" "$run/cpu-$recipe-r2.losses" 2>/dev/null | awk -v recipe=$recipe '
     NF == 2 { d = $2 - $1; if (d < 0) d = -d; n++; sum += d; if (d > max) max = d }
     END { if (n) printf "for scale: %s on the CPU alone, 1 rank against 2 (other orders of sums): d_mean %.5f, d_max %.5f\n", recipe, sum / n, max }'
