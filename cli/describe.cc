@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/clock.h"
 #include "base/str.h"
 #include "cli/commands.h"
@@ -127,7 +129,10 @@ void PrintJob(Session& session, const v1::Job& job) {
     lines.Add("checkpoint", StrCat(job.progress().checkpoint_path(), " (step ",
                                    job.progress().checkpoint_step(), ")"));
   }
-  lines.Add("restarts", StrCat(job.restarts(), " of ", job.spec().restart().max()));
+  // The failure that ended the job is counted, but no restart followed it.
+  const std::int32_t allowed = job.spec().restart().max();
+  lines.Add("restarts", StrCat(std::min(job.restarts(), allowed), " of ", allowed,
+                               job.restarts() > allowed ? ", used up" : ""));
   lines.Add("created", Rfc3339(job.create_time()));
   lines.Add("ended", job.has_end_time() ? Rfc3339(job.end_time()) : "");
   lines.Add("etag", job.etag());

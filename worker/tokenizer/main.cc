@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "base/str.h"
 #include "base/version.h"
+#include "cli/validators.h"
 #include "worker/tokenizer/sentencepiece_tokenizer.h"
 
 namespace octavo {
@@ -130,7 +131,7 @@ int Main(int argc, char** argv) {
   train->add_option("--max-bytes", flags.train_bytes, "of text to learn from")
       ->check(CLI::PositiveNumber);
   train->add_option("--character-coverage", flags.character_coverage, "rarer ones become bytes")
-      ->check(CLI::Range(0.5, 1.0));
+      ->check(FiniteRange(0.5, 1.0));
   const std::map<std::string, SentencePieceType> types = {{"bpe", SentencePieceType::kBpe},
                                                           {"unigram", SentencePieceType::kUnigram}};
   train->add_option("--type", flags.type, "bpe or unigram")
