@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace octavo {
 
@@ -43,14 +44,26 @@ const char* BlasCoreType();
 // shapes, times it, prints one line and exits.
 void MaybeRunBlasProbe(int argc, char** argv);
 
-// The value of OPENBLAS_CORETYPE that was correct and fastest among SKYLAKEX, HASWELL and the
-// default
-// (""), each tried in a child process of this program; the set one when the variable is set. Takes
-// about 0.2 s. REQUIRES: main called MaybeRunBlasProbe.
+// What a probe of one core type found.
+struct BlasProbe {
+  std::string core_type;  // "": OpenBLAS's own choice
+  bool correct = false;
+  double gigaflops = 0;  // of processor time; 0: correct, but not measured
+};
+
+// The first correct one (they come best first); a later one only when it is at least four times as
+// fast. So the choice is a property of the machine and not of its load: ranks of one job, and a job
+// that resumes, get the same bits. "" when none is correct.
+std::string PickBlasCoreType(const std::vector<BlasProbe>& probes);
+
+// PickBlasCoreType among SKYLAKEX and HASWELL, where the CPU has their instructions, and the
+// default, each tried in a child process of this program; the set one when the variable is set.
+// Takes about 0.3 s. REQUIRES: main called MaybeRunBlasProbe.
 std::string ChooseBlasCoreType();
 
-// Sets OPENBLAS_CORETYPE to the choice and re-executes /proc/self/exe with argv when that changes
-// anything. Returns when the process already runs with its final choice (or re-execution failed).
+// Sets OPENBLAS_CORETYPE to the choice and OPENBLAS_NUM_THREADS to 1 and re-executes the program
+// with argv when that changes anything. Returns when the process already runs with both (or
+// re-execution failed).
 void EnsureBlasCoreType(char** argv);
 
 }  // namespace octavo
