@@ -99,14 +99,23 @@ __global__ void __launch_bounds__(256)
   }
   const bool real = row < owner.real_end;
   const float factor = real ? source.RowFactor(row) : 0.0f;
-  for (std::int64_t c = lane * 8; c < source.f; c += 256) {
-    typename SwigluSource<T>::Loaded r;
-    if (real) {
-      source.Load(row, c, r);
-    } else {
-      SwigluSource<T>::Zero(r);
+  constexpr int kUnroll = sizeof(T) == 2 ? 4 : 2;  // loads in flight
+  for (std::int64_t c0 = lane * 8; c0 < source.f; c0 += 256 * kUnroll) {
+    typename SwigluSource<T>::Loaded r[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (real && c0 + u * 256 < source.f) {
+        source.Load(row, c0 + u * 256, r[u]);
+      } else {
+        SwigluSource<T>::Zero(r[u]);
+      }
     }
-    Store8(act + row * source.f + c, SwigluSource<T>::Keep(r, factor).v);
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (c0 + u * 256 < source.f) {
+        Store8(act + row * source.f + c0 + u * 256, SwigluSource<T>::Keep(r[u], factor).v);
+      }
+    }
   }
 }
 
