@@ -20,6 +20,7 @@
 #include "worker/rank/backend_loader.h"
 #include "worker/rank/failure.h"
 #include "worker/rank/groups.h"
+#include "worker/rank/hooks_main.h"
 #include "worker/rank/offline_main.h"
 #include "worker/rank/session.h"
 #include "worker/rank/training.h"
@@ -108,7 +109,8 @@ absl::StatusOr<TrainingOutcome> Train(WorkerSession& session, Terminator& termin
                                                .all_to_all_seconds = groups->all_to_all_seconds(),
                                                .host = &session,
                                                .fs = &PosixFileSystem::Get(),
-                                               .blas_core = BlasCoreType()});
+                                               .blas_core = BlasCoreType(),
+                                               .hooks = HooksOf(assignment)});
   terminator.Watch(nullptr);
   return outcome;
 }

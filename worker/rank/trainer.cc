@@ -127,6 +127,9 @@ absl::StatusOr<StepResult> Trainer::Step() {
 }
 
 absl::StatusOr<ControlVector> Trainer::RunPass(int pass) {
+  if (setup_.hooks.before_pass) {
+    setup_.hooks.before_pass(state_.step + 1, pass, *model_);
+  }
   for (std::int32_t m = 0; m < feed_->microbatches(); ++m) {
     reporter_->Heartbeat(iv1::RANK_TRAINING, state_.step, "");
     RETURN_IF_ERROR(
@@ -248,13 +251,23 @@ absl::StatusOr<bool> Trainer::Start() {
 }
 
 absl::Status Trainer::ApplyAgreedPlan(const ControlVector& control) {
-  std::optional<PrecisionPlan> next = plans_.Agree(control.plan_held_min, control.plan_held_max);
-  if (!next.has_value()) {
+  if (std::optional<PrecisionPlan> agreed =
+          plans_.Agree(control.plan_held_min, control.plan_held_max)) {
+    const bool saves = setup_.config.checkpoint_before_switch && !awaited_plan_.has_value() &&
+                       ChangesFamily(model_->plan(), *agreed);
+    const bool saving = saves || awaited_plan_.has_value();
+    awaited_plan_ = std::move(agreed);  // of two that wait the newer one counts
+    if (saves) {
+      RETURN_IF_ERROR(Save(/*wait=*/false));
+    }
+    if (saving) {
+      return absl::OkStatus();  // steps go on while the checkpoint is written
+    }
+  }
+  if (!awaited_plan_.has_value() || control.save_busy) {
     return absl::OkStatus();
   }
-  if (setup_.config.checkpoint_before_switch && ChangesFamily(model_->plan(), *next)) {
-    RETURN_IF_ERROR(Save(/*wait=*/false));
-  }
+  const std::optional<PrecisionPlan> next = std::exchange(awaited_plan_, std::nullopt);
   SnapshotIfDue(/*force=*/true);  // statistics of two plans are never mixed
   const absl::Status set = model_->SetPlan(*next);
   if (!set.ok()) {

@@ -77,6 +77,7 @@ class Trainer {
   std::unique_ptr<Reporter> reporter_;
   std::unique_ptr<Checkpointer> checkpointer_;
   PlanSwitch plans_;
+  std::optional<PrecisionPlan> awaited_plan_;  // agreed; waits until its checkpoint is written
   StepGuard guard_;
   TrainState state_;
   std::int64_t snapshot_from_ = 1;  // first step of the current telemetry interval

@@ -25,6 +25,8 @@ namespace octavo {
 
 // Called by tests to break things at a chosen instant; empty in production.
 struct TrainingHooks {
+  // Before the first microbatch of a pass.
+  std::function<void(std::int64_t step, int pass, Transformer& model)> before_pass;
   // After the microbatches of a pass, before FinishPass. `pass` is 0, or 1 for a retry.
   std::function<void(std::int64_t step, int pass, Transformer& model)> before_finish_pass;
 };
