@@ -91,6 +91,9 @@ void GroupedWgrad(OpsContext* context, const GroupedWgradArgs& a) {
   SideLanes lanes(context);
   for (std::int64_t g = 0; g < groups.count; ++g) {
     const std::int64_t begin = groups.host_begin[g], rows = groups.host_rows[g];
+    // Over the padding too, which is zeros: a plan is sought once per size, and a sum over ragged
+    // rows would be a new size in nearly every call.
+    const std::int64_t room = groups.padded_rows - begin, wanted = RoundUp(rows, kRowAlign);
     const auto make = [&](const GemmOperand& operand, std::int64_t width, const float* tensor) {
       ProductOperand o = MakeProductOperand(operand, width, 0);
       o.k_contiguous = false;  // stored [P, width]
@@ -107,7 +110,7 @@ void GroupedWgrad(OpsContext* context, const GroupedWgradArgs& a) {
     Multiply(context, lanes.Next(),
              Product{.m = a.m,
                      .n = a.n,
-                     .k = fp8 ? RoundUp(rows, kRowAlign) : rows,
+                     .k = fp8 || wanted < room ? wanted : room,
                      .a = make(a.a, a.m, a_tensor),
                      .b = make(a.b, a.n, b_tensor),
                      .c = a.c + g * a.m * a.n,

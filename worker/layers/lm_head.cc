@@ -5,8 +5,9 @@
 namespace octavo {
 namespace {
 
-// FP32 logits of one chunk; large enough for efficient products, small beside the activations.
-constexpr std::int64_t kLogitsBytes = 64 << 20;
+// FP32 logits of one chunk; large enough for efficient products (every chunk reads and writes the
+// weight's whole gradient), small beside the activations.
+constexpr std::int64_t kLogitsBytes = 256 << 20;
 constexpr std::int64_t kChunkRowsMin = 128;
 
 }  // namespace

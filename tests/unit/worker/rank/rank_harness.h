@@ -154,7 +154,8 @@ class TestJob {
       Backend backend = CreateCpuBackend();
       TrainingSetup setup{.config = config,
                           .plan = plan,
-                          .backend = backend,
+                          .backend = {.ops = wrap ? wrap(backend) : backend.ops,
+                                      .context = backend.context},
                           .comms = {.world = comms.ranks[at].world.get(),
                                     .expert_parallel = comms.ranks[at].expert_parallel.get(),
                                     .expert_data = comms.ranks[at].expert_data.get()},
@@ -182,6 +183,7 @@ class TestJob {
   PrecisionPlan plan;
   FileSystem* fs = &PosixFileSystem::Get();
   TrainingHooks hooks;
+  std::function<const Ops*(const Backend&)> wrap;  // another table over the CPU backend's
   std::vector<std::unique_ptr<RecordingHost>> hosts;
 
  private:
