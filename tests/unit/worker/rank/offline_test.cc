@@ -12,6 +12,7 @@
 #include "tests/unit/worker/rank/rank_harness.h"
 #include "worker/checkpoint/hf_export.h"
 #include "worker/checkpoint/hf_import.h"
+#include "worker/checkpoint/manifest.h"
 #include "worker/data/loader.h"
 #include "worker/rank/assignment.h"
 
