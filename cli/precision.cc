@@ -1,4 +1,5 @@
-// octavo precision show|set|history|diff|rollback: the plan as a resource with history.
+// octavo precision show|set|history|diff|rollback: the plan as a resource with history. The policy's
+// part (auto, pin, replay) is in precision_policy.cc.
 #include "proto/convert/precision.h"
 
 #include "base/status.h"
@@ -7,6 +8,7 @@
 #include "cli/output/json.h"
 #include "cli/output/table.h"
 #include "cli/output/text.h"
+#include "cli/precision_parts.h"
 #include "cli/validators.h"
 #include "proto/spec/field_walker.h"
 
@@ -79,6 +81,9 @@ int Show(Session& session, const Flags& flags) {
     session.out() << "\nin force, as ranks report (step " << precision->effective().step() << ")\n"
                   << (in_force.ok() ? Printable(DebugString(*in_force), true)
                                     : Printable(Message(in_force.status())) + "\n");
+  }
+  if (precision->sites_size() > 0) {
+    session.out() << "\nfallen, pinned or an operator's\n" << PolicySitesText(*precision);
   }
   Table table({{"LAYER", Align::kRight},
                {"OP"},
@@ -242,6 +247,15 @@ int Send(Session& session, v1::SetPrecisionRequest request, const Flags& flags) 
     table.AddRow({std::to_string(change.layer()), change.op(), RecipeText(change.recipe())});
   }
   session.out() << (table.empty() ? "nothing changes\n" : table.Render());
+  for (const std::string& warning : response->warnings()) {
+    session.out() << "warning: " << Printable(warning) << "\n";
+  }
+  if (response->has_replay()) {
+    session.out() << "\nthe policy on the stored telemetry under this plan\n"
+                  << ReplayText(response->replay());
+  } else if (flags.dry_run) {
+    session.out() << "\nno telemetry is stored yet, so nothing could be replayed\n";
+  }
   return kExitOk;
 }
 
@@ -313,6 +327,7 @@ void AddPrecision(CLI::App& app, Session& session) {
       ->required()
       ->check(AtLeast(1));
   AddChangeFlags(rollback, flags);
+  AddPrecisionPolicy(*group, session);
 }
 
 }  // namespace octavo

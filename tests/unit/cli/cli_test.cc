@@ -520,7 +520,7 @@ TEST_F(CliTest, BashCompletionOffersCommandsAndFlags) {
   const std::string path = WriteFile("completion.bash", script.out);
   EXPECT_EQ(Offers(path, "octavo su", 1), "submit suspend\n");
   EXPECT_EQ(Offers(path, "octavo submit --fo", 2), "--follow\n");
-  EXPECT_EQ(Offers(path, "octavo precision r", 2), "rollback\n");
+  EXPECT_EQ(Offers(path, "octavo precision r", 2), "rollback replay\n");
   EXPECT_EQ(Offers(path, "octavo precision set --la", 3), "--layers\n");
   EXPECT_EQ(Offers(path, "octavo list --contr", 2), "--controller\n");
 }

@@ -19,7 +19,7 @@ struct Result {
   std::string out, err;
 };
 
-Result Run(const std::vector<std::string>& arguments) {
+Result RunCommand(const std::vector<std::string>& arguments) {
   std::ostringstream out, err;
   const int code = RunCli(arguments, {}, out, err);
   return {code, out.str(), err.str()};
@@ -35,44 +35,44 @@ class HfCommandsTest : public ::testing::Test {
 };
 
 TEST_F(HfCommandsTest, AnExportImportsAgainAndTheDifferencesAreShown) {
-  const Result exported = Run({"export", dir_.File("job"), dir_.File("hf"), "--format", "fp8"});
+  const Result exported = RunCommand({"export", dir_.File("job"), dir_.File("hf"), "--format", "fp8"});
   EXPECT_EQ(exported.code, 0) << exported.err;
   EXPECT_THAT(exported.out, HasSubstr(checkpoint_ + " (step 12)"));
-  const Result imported = Run({"import", dir_.File("hf"), dir_.File("start")});
+  const Result imported = RunCommand({"import", dir_.File("hf"), dir_.File("start")});
   EXPECT_EQ(imported.code, 0) << imported.err;
   EXPECT_THAT(imported.out, HasSubstr("model:\n  family: qwen3_moe\n  layers: 3\n"));
   EXPECT_THAT(imported.out, HasSubstr("checkpoint:\n  start_from: " + dir_.File("start")));
   EXPECT_THAT(imported.err, HasSubstr("from FP8 blocks"));
 
-  const Result diff = Run({"checkpoints", "diff", dir_.File("job"), dir_.File("start")});
+  const Result diff = RunCommand({"checkpoints", "diff", dir_.File("job"), dir_.File("start")});
   EXPECT_EQ(diff.code, 1);
   EXPECT_THAT(diff.out, HasSubstr("step: 12 | 0"));
   EXPECT_THAT(diff.out, HasSubstr("layers.0.attn.qkv.weight/master: "));
-  const Result same = Run({"checkpoints", "diff", checkpoint_, checkpoint_});
+  const Result same = RunCommand({"checkpoints", "diff", checkpoint_, checkpoint_});
   EXPECT_EQ(same.code, 0);
   EXPECT_EQ(same.out, "identical\n");
-  EXPECT_THAT(Run({"-o", "json", "checkpoints", "diff", checkpoint_, checkpoint_}).out,
+  EXPECT_THAT(RunCommand({"-o", "json", "checkpoints", "diff", checkpoint_, checkpoint_}).out,
               HasSubstr("\"identical\": true"));
 }
 
 TEST_F(HfCommandsTest, ExitCodesSayWhatWentWrong) {
-  EXPECT_EQ(Run({"export", dir_.File("none"), dir_.File("hf")}).code, 3);
-  EXPECT_EQ(Run({"export", checkpoint_, dir_.File("hf"), "--format", "int4"}).code, 2);
-  ASSERT_EQ(Run({"export", checkpoint_, dir_.File("hf")}).code, 0);
-  const Result again = Run({"export", checkpoint_, dir_.File("hf")});
+  EXPECT_EQ(RunCommand({"export", dir_.File("none"), dir_.File("hf")}).code, 3);
+  EXPECT_EQ(RunCommand({"export", checkpoint_, dir_.File("hf"), "--format", "int4"}).code, 2);
+  ASSERT_EQ(RunCommand({"export", checkpoint_, dir_.File("hf")}).code, 0);
+  const Result again = RunCommand({"export", checkpoint_, dir_.File("hf")});
   EXPECT_EQ(again.code, 4);
   EXPECT_THAT(again.err, HasSubstr("exists; name a new folder"));
-  EXPECT_EQ(Run({"import", dir_.File("job"), dir_.File("start")}).code, 3) << "no config.json";
+  EXPECT_EQ(RunCommand({"import", dir_.File("job"), dir_.File("start")}).code, 3) << "no config.json";
 
   ModelConfig model = SmallQwen();
   model.router.score = RouterScore::kSigmoid;
   const std::string sigmoid =
       WriteCheckpoint(PosixFileSystem::Get(), dir_.File("sigmoid"), model, RandomWeights(model, 3));
-  const Result refused = Run({"export", sigmoid, dir_.File("hf2")});
+  const Result refused = RunCommand({"export", sigmoid, dir_.File("hf2")});
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.err, HasSubstr("sigmoid scores (model.moe.router.score)"));
   EXPECT_EQ(
-      Run({"data", "build", dir_.path(), "--output", dir_.File("d"), "--tokenizer", "bpe"}).code,
+      RunCommand({"data", "build", dir_.path(), "--output", dir_.File("d"), "--tokenizer", "bpe"}).code,
       2);
 }
 

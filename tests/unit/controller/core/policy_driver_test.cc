@@ -163,5 +163,117 @@ TEST_F(PolicyDriverTest, ARestartedControllerKnowsWhoFell) {
   EXPECT_TRUE(returned);
 }
 
+TEST_F(PolicyDriverTest, AnAlertIsSaidOnceUntilItsTimeIsOver) {
+  driver_.OnAttempt(job_, {}, 0);
+  std::map<std::int64_t, std::size_t> said;  // last step → alerts
+  for (std::int64_t step = 110; step <= 900; step += 10) {
+    internal::v1::TelemetrySnapshot snapshot = Snapshot(step, false);
+    snapshot.set_ranks(2);
+    // Blockwise recipes adapt to any amax: a jump is told and changes nothing.
+    snapshot.mutable_tensors(0)->set_amax(step % 20 == 0 ? 1000.0F : 1.0F);
+    const PolicyAnswer answer = driver_.OnSnapshot(job_, plan_, snapshot);
+    EXPECT_FALSE(answer.plan.has_value());
+    if (!answer.alerts.empty()) {
+      said[step] = answer.alerts.size();
+    }
+  }
+  ASSERT_FALSE(said.empty());
+  EXPECT_LE(said.size(), 4u) << "two sentences at most twice each in 800 steps";
+}
+
+TEST_F(PolicyDriverTest, WhatIsSavedComesBackWholeInAnotherController) {
+  driver_.OnAttempt(job_, {.is_cuda = true, .sm = 90}, 0);
+  std::int64_t step = 200;
+  std::optional<PrecisionPlan> fallen;
+  while (!fallen.has_value() && step < 300) {
+    fallen = Interval(step += 10, true).plan;
+  }
+  ASSERT_TRUE(fallen.has_value());
+  driver_.SetOperatorSites(job_, {{2, Op::kFc2}}, /*release=*/false);
+  driver_.SetEnabled(job_, false);
+  const internal::v1::StoredPolicy saved = driver_.Save(job_);
+  PolicyDriver other;
+  other.Restore(job_, {plan_}, &saved);
+  EXPECT_FALSE(other.Enabled(job_));
+  EXPECT_EQ(other.Save(job_).SerializeAsString(), saved.SerializeAsString());
+  bool found = false;
+  for (const internal::v1::StoredPolicy::Site& site : saved.sites()) {
+    if (site.layer() == 1 && site.op() == static_cast<std::int32_t>(Op::kFc1)) {
+      found = true;
+      EXPECT_EQ(site.since_step(), step);
+      EXPECT_EQ(site.hold_steps(), job_.spec().precision().policy().hold_steps());
+      EXPECT_TRUE(site.switching());
+    }
+  }
+  EXPECT_TRUE(found);
+  other.SetEnabled(job_, true);
+  EXPECT_TRUE(other.Enabled(job_));
+}
+
+TEST_F(PolicyDriverTest, AReplayDecidesLikeTheRunAndAnotherPolicyOtherwise) {
+  driver_.OnAttempt(job_, {}, 0);
+  EXPECT_EQ(driver_.Replay(job_, nullptr, plan_).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  std::int64_t fell = 0;
+  for (std::int64_t step = 210; step <= 300; step += 10) {
+    if (Interval(step, true).plan.has_value() && fell == 0) {
+      fell = step;
+    }
+  }
+  ASSERT_GT(fell, 0);
+  const auto same = driver_.Replay(job_, nullptr, plan_);
+  ASSERT_TRUE(same.ok());
+  EXPECT_EQ(same->snapshots, 10);
+  EXPECT_EQ(same->last_step, 300);
+  ASSERT_FALSE(same->result.decisions.empty());
+  EXPECT_EQ(same->result.decisions[0].step, fell);
+  v1::PolicySpec tolerant = job_.spec().precision().policy();
+  tolerant.set_flushed_ratio(0.9);
+  const auto other = driver_.Replay(job_, &tolerant, plan_);
+  ASSERT_TRUE(other.ok());
+  EXPECT_TRUE(other->result.decisions.empty());
+}
+
+TEST_F(PolicyDriverTest, TheWorstTensorComesFirstWithItsReason) {
+  driver_.OnAttempt(job_, {}, 0);
+  for (std::int64_t step = 10; step <= 50; step += 10) {
+    internal::v1::TelemetrySnapshot snapshot = Snapshot(step, true);
+    snapshot.set_ranks(2);
+    internal::v1::TensorStats healthy = snapshot.tensors(0);
+    healthy.set_layer(2);
+    healthy.set_flushed(9);
+    *snapshot.add_tensors() = healthy;
+    auto& worst = *snapshot.mutable_tensors(0)->add_worst();
+    worst.set_expert(5);
+    worst.set_ratio(1);
+    worst.set_count(90);
+    worst.set_total(100);
+    driver_.OnSnapshot(job_, plan_, snapshot);
+  }
+  const auto health = driver_.Health(job_, plan_);
+  ASSERT_TRUE(health.ok());
+  ASSERT_EQ(health->tensors.size(), 2u);
+  EXPECT_EQ(health->tensors[0].tensor.site, (OpSite{1, Op::kFc1}));
+  EXPECT_EQ(health->tensors[0].signal, Signal::kFlushed);
+  EXPECT_EQ(health->tensors[0].expert, 5);
+  EXPECT_NEAR(health->tensors[0].severity, 0.9 / 0.05, 1e-9);
+  EXPECT_NE(health->tensors[0].reason.find("expert 5"), std::string::npos);
+  EXPECT_LT(health->tensors[1].severity, 1);
+}
+
+TEST(PolicyHistoryTest, StaysWithinItsBound) {
+  PolicyHistory history;
+  HealthSnapshot snapshot;
+  snapshot.tensors.resize(1000);
+  for (std::int64_t step = 1; step <= 500; ++step) {
+    snapshot.first_step = snapshot.last_step = step;
+    history.Add(snapshot);
+  }
+  const PolicyHistory::Extent extent = history.Measure();
+  EXPECT_EQ(extent.last_step, 500);
+  EXPECT_LE(extent.snapshots * 1000, static_cast<std::int64_t>(PolicyHistory::kCostMax));
+  EXPECT_GE(extent.snapshots, 100);
+}
+
 }  // namespace
 }  // namespace octavo

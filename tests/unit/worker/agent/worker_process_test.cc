@@ -301,7 +301,7 @@ TEST_F(WorkerProcessTest, BadFlagsAndASecondDaemonGetOneClearError) {
         Case{{"--state-dir", dir_.File("s2"), "--rank-binary", "/no/rank"}, "/no/rank"},
         Case{{"--state-dir", dir_.File("s3"), "--rank-binary", "/bin/false"}, "no usable slot"},
         Case{{"--state-dir", dir_.File("s4"), "--tls-cert", "/no/cert"}, "/no/cert"},
-        Case{{"--state-dir", dir_.File("s5"), "--listen-http", "nowhere"}, "HTTP address"}}) {
+        Case{{"--state-dir", dir_.File("s5"), "--listen-http", "nowhere"}, "--listen-http"}}) {
     PosixFileSystem::Get().RemoveTree(dir_.File("worker.log")).IgnoreError();
     StartWorker(controller, c.more);
     const auto exit = worker_->Wait(Soon());
