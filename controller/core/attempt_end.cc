@@ -221,6 +221,8 @@ void FinishAttemptIfOver(CoreState& state, JobRecord& job, Now now) {
                   [](const internal::v1::StoredRank& rank) { return rank.succeeded(); })) {
     CloseAttempt(state, job, FailureClass::kNone, "every rank finished", now);
     Report(state, "succeeded", FailureClass::kNone);
+    // The ends of all ranks are evidence of every step, also when the last report was lost.
+    job.job().mutable_progress()->set_step(job.spec().train().steps());
     Transition(state, job, JobTrigger::kAllRanksSucceeded,
                StrCat("all ", job.spec().train().steps(), " steps are done"), now);
     return;

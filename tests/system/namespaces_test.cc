@@ -69,7 +69,9 @@ TEST(Namespaces, OneJobOverTwoHostsThenAHostDiesAndTheJobRestartsAndEnds) {
                        .advertise_addresses = {hosts.address(0), hosts.address(1), hosts.address(2)},
                        .controller_address = hosts.controller()});
   cluster.Submit(cluster.Spec({.steps = 120, .recipe = "fp8_flow"}));
-  const v1::Job running = cluster.WaitFor("test", Reaches(15), "step 15");
+  const v1::Job running = cluster.WaitFor(
+      "test", [](const v1::Job& j) { return j.progress().checkpoint_step() >= 10; },
+      "the checkpoint of step 10");
   ASSERT_EQ(running.attempts_size(), 1) << running.message();
   ASSERT_NE(running.attempts(0).placements(0).worker(), running.attempts(0).placements(1).worker());
   const std::string victim = running.attempts(0).placements(1).worker();

@@ -255,8 +255,8 @@ TEST(PlanSwitchTest, ALateRankDelaysTheSwitchAndAllSwitchAtTheSameStep) {
       }
     }
   }
-  // A change of recipe family takes a checkpoint first.
-  EXPECT_EQ(job.host().checkpoints().front().step(), first_step - 1);
+  // A change of recipe family takes a checkpoint first; steps go on until it is complete.
+  EXPECT_LE(job.host().checkpoints().front().step(), first_step - 1);
 }
 
 TEST(PlanSwitchTest, RanksGivenDifferentPlansBeginWithRankZerosAndCatchUp) {
