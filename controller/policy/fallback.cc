@@ -190,7 +190,13 @@ void AnswerFirings(const PolicyConfig& config, PolicyState& state, const Precisi
                                DebugString(*cause);
       for (int i = 0; i < kOpCount; ++i) {
         const OpSite site{layer, static_cast<Op>(i)};
-        if (plan.Resolve(layer, site.op).is_fp8() && sites.count(site) == 0) {
+        // Only ops that the layer has: the plan names a recipe for the others too, and what such an
+        // op falls to would never be measured. The payload belongs to the experts.
+        const bool exists =
+            fp8.count(site) != 0 || (site.op == Op::kDispatch && (fp8.count({layer, Op::kFc1}) != 0 ||
+                                                                  fp8.count({layer, Op::kFc2}) != 0));
+        if (exists && plan.Resolve(layer, site.op).is_fp8() &&
+            sites.count(site) == 0) {
           Firing whole = *cause;
           whole.signal = whole.signal == Signal::kTransposeFlushed ? Signal::kFlushed : whole.signal;
           evaluation.Fall(site, whole, note, config.hold_steps);

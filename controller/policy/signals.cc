@@ -59,8 +59,12 @@ double SqnrThreshold(const PolicyConfig& config, const TensorHealth& t) {
 std::string DebugString(const Firing& f) {
   std::string text = "layer " + std::to_string(f.site.layer) + " " + std::string(Name(f.site.op)) +
                      " " + std::string(Name(f.tensor)) + ": " + std::string(Name(f.signal)) + " " +
-                     Number(f.value) + (f.signal == Signal::kSqnr ? " < " : " > ") +
-                     Number(f.threshold);
+                     Number(f.value);
+  if (f.signal == Signal::kAmaxJump && f.value < 1) {
+    text += " < " + Number(1 / f.threshold);  // the limit holds up and down
+  } else {
+    text += (f.signal == Signal::kSqnr ? " < " : " > ") + Number(f.threshold);
+  }
   if (f.expert >= 0) {
     text += " (expert " + std::to_string(f.expert) + ")";
   }
