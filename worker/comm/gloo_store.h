@@ -28,9 +28,10 @@ inline SteadyTime After(double seconds) {
              std::chrono::duration<double>(seconds));
 }
 
+// Rounded up, so that a wait that runs out has passed the deadline and is told from a lost peer.
 // At least one: gloo takes 0 for "no limit".
 inline std::chrono::milliseconds Remaining(SteadyTime deadline) {
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(
       deadline - std::chrono::steady_clock::now());
   return std::max(left, std::chrono::milliseconds(1));
 }
