@@ -248,6 +248,11 @@ class BenchWorker final : public grpc::ClientBidiReactor<internal::v1::WorkerToC
       rank.mutable_progress()->set_phase(internal::v1::RANK_TRAINING);
       std::lock_guard<std::mutex> lock(mutex_);
       running_.push_back(rank);
+      for (const internal::v1::StartRank::Seat& seat : incoming_.start().more()) {
+        internal::v1::RunningRank& other = running_.emplace_back(rank);
+        other.set_rank(seat.rank());
+        other.set_slot(seat.slot());
+      }
       if (start.rank() == 0) {
         leads_ = true;
         lead_ = rank;

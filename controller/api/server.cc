@@ -91,8 +91,10 @@ absl::Status ControllerServer::StartGrpc() {
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || port_ == 0) {
     server_.reset();
-    return UnavailableError(StrCat("cannot listen on ", options_.listen,
-                                   "; is the port free, and the address one of this host?"));
+    return UnavailableError(StrCat(
+        "--listen ", options_.listen,
+        ": cannot listen there; end what has the port (another controller?), give an address "
+        "of this host, or port 0 for a free one"));
   }
   return absl::OkStatus();
 }
@@ -116,7 +118,12 @@ absl::Status ControllerServer::StartHttp() {
   http_.Handle("/sd", [this](const HttpRequest&) {
     return HttpResponse{.content_type = "application/json", .body = ServiceDiscovery()};
   });
-  return http_.Start(options_.http);
+  const absl::Status http = http_.Start(options_.http);
+  return http.ok() ? http
+                   : MakeStatus(http.code(),
+                                StrCat("--http ", options_.http, ": ", Message(http),
+                                       "; end what listens there, or give another address (port 0 "
+                                       "takes a free one)"));
 }
 
 std::string ControllerServer::Readiness() const {

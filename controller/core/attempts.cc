@@ -1,6 +1,7 @@
 #include "controller/core/attempts.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "base/check.h"
@@ -9,6 +10,7 @@
 #include "controller/core/attempt_end.h"
 #include "controller/core/jobs.h"
 #include "controller/core/plans.h"
+#include "controller/core/progress.h"
 #include "controller/core/workers.h"
 #include "proto/convert/job.h"
 
@@ -50,15 +52,32 @@ SessionId SessionOf(const CoreState& state, const AttemptRecord& attempt, std::i
   return worker == state.workers.end() ? 0 : worker->second.session;
 }
 
-void SendStart(CoreState& state, const JobRecord& job, AttemptRecord& attempt, std::int32_t rank) {
-  const SessionId session = SessionOf(state, attempt, rank);
-  if (session == 0) {
-    return;  // repeated when the worker registers again
+// One message per worker: specification and plan are large, and a gang has many ranks.
+void SendStarts(CoreState& state, const JobRecord& job, AttemptRecord& attempt,
+                const std::vector<std::int32_t>& ranks) {
+  std::vector<SendToWorker> sends;
+  std::map<SessionId, std::size_t> send_of;
+  for (const std::int32_t rank : ranks) {
+    const SessionId session = SessionOf(state, attempt, rank);
+    if (session == 0) {
+      continue;  // repeated when the worker registers again
+    }
+    attempt.ranks[static_cast<std::size_t>(rank)].start_session = session;
+    const auto [known, fresh] = send_of.emplace(session, sends.size());
+    if (fresh) {
+      SendToWorker& send = sends.emplace_back(SendToWorker{.session = session});
+      *send.message.mutable_start() = MakeStart(state, job, attempt, rank);
+      continue;
+    }
+    internal::v1::StartRank::Seat& seat = *sends[known->second].message.mutable_start()->add_more();
+    const std::int32_t slot = attempt.stored.attempt().placements(rank).slot();
+    seat.set_rank(rank);
+    seat.set_slot(slot);
+    seat.set_device_ordinal(slot);
   }
-  SendToWorker send{.session = session};
-  *send.message.mutable_start() = MakeStart(state, job, attempt, rank);
-  attempt.ranks[static_cast<std::size_t>(rank)].start_session = session;
-  state.effects.push_back(std::move(send));
+  for (SendToWorker& send : sends) {
+    state.effects.push_back(std::move(send));
+  }
 }
 
 void SendStop(CoreState& state, const JobRecord& job, AttemptRecord& attempt, std::int32_t rank) {
@@ -328,9 +347,12 @@ void StartAttempt(CoreState& state, JobRecord& job, const std::vector<RankPlacem
              StrCat("attempt ", stored.number(), ": ", placement.size(), " ranks on ",
                     StrJoin(workers, ", ")),
              now);
+  std::vector<std::int32_t> ranks;
+  ranks.reserve(placement.size());
   for (const RankPlacement& rank : placement) {
-    SendStart(state, job, attempt, rank.rank);
+    ranks.push_back(rank.rank);
   }
+  SendStarts(state, job, attempt, ranks);
 }
 
 void StopForVerb(CoreState& state, JobRecord& job, Now now) {
@@ -376,6 +398,9 @@ void OnRankEnded(CoreState& state, const std::string& worker, const internal::v1
   if (attempt == nullptr || ended.rank() < 0 || ended.rank() >= attempt->stored.ranks_size() ||
       attempt->stored.ranks(ended.rank()).ended() || WorkerOf(*attempt, ended.rank()) != worker) {
     return;  // of an attempt that is over: already accounted for
+  }
+  if (ended.has_last_step()) {
+    OnStepReport(state, *job, ended.last_step(), now);  // a repeat, unless it was lost on the way
   }
   const RankRuntime& runtime = attempt->ranks[static_cast<std::size_t>(ended.rank())];
   internal::v1::StoredRank& stored = *attempt->stored.mutable_ranks(ended.rank());
@@ -567,6 +592,7 @@ void RepeatCommands(CoreState& state, WorkerRecord& worker, Now now) {
     }
     AttemptRecord& attempt = *job.current;
     bool runs_any = false;
+    std::vector<std::int32_t> starts, stops;
     for (std::int32_t rank = 0; rank < attempt.stored.ranks_size(); ++rank) {
       RankRuntime& runtime = attempt.ranks[static_cast<std::size_t>(rank)];
       if (attempt.stored.ranks(rank).ended() || WorkerOf(attempt, rank) != worker.name) {
@@ -575,14 +601,18 @@ void RepeatCommands(CoreState& state, WorkerRecord& worker, Now now) {
       const bool runs = worker.running.contains({uid, attempt.number(), rank});
       runs_any = runs_any || runs;
       if (!runs && runtime.start_session != worker.session) {
-        SendStart(state, job, attempt, rank);
+        starts.push_back(rank);
       }
       if (attempt.stored.ending() && runtime.stop_session != worker.session) {
         if (runtime.asked_micros == 0) {
           runtime.asked_micros = now.mono_micros;
         }
-        SendStop(state, job, attempt, rank);
+        stops.push_back(rank);
       }
+    }
+    SendStarts(state, job, attempt, starts);
+    for (const std::int32_t rank : stops) {
+      SendStop(state, job, attempt, rank);
     }
     if (runs_any) {
       state.effects.push_back(

@@ -1,7 +1,9 @@
 #include "controller/core/core.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "base/status.h"
@@ -48,15 +50,24 @@ WaitingJob ToWaiting(const CoreState& state, const JobRecord& job, Now now) {
   return waiting;
 }
 
-// Fenced ranks of the job that workers still report.
-std::map<std::string, std::int32_t> RanksLeft(const CoreState& state) {
-  std::map<std::string, std::int32_t> left;
-  for (const auto& [name, worker] : state.workers) {
-    for (const auto& [key, rank] : worker.running) {
-      ++left[rank.job_uid()];
+// Fenced ranks of waiting jobs that workers still report.
+void CountRanksLeft(const CoreState& state, std::vector<WaitingJob>* waiting) {
+  std::map<std::string_view, WaitingJob*> restarted;
+  for (WaitingJob& job : *waiting) {
+    if (!state.jobs.at(job.key.uid)->past.empty()) {
+      restarted[job.key.uid] = &job;
     }
   }
-  return left;
+  if (restarted.empty()) {
+    return;
+  }
+  for (const auto& [name, worker] : state.workers) {
+    for (const auto& [key, rank] : worker.running) {
+      if (const auto job = restarted.find(rank.job_uid()); job != restarted.end()) {
+        ++job->second->previous_ranks_left;
+      }
+    }
+  }
 }
 
 void SetPending(CoreState& state, JobRecord& job, const PendingExplanation& why, Now now) {
@@ -194,6 +205,8 @@ absl::Status Core::Recover(Now now) {
       }
       state_.policy->Restore(job->job(), history,
                              job->stored.has_policy() ? &job->stored.policy() : nullptr);
+      ASSIGN_OR_RETURN(const std::vector<StoredTelemetry> rows, state_.store->ReadTelemetry(uid));
+      state_.policy->RestoreTelemetry(job->job(), rows);
     }
     if (state_.live.contains(uid)) {
       state_.effects.push_back(JobBegan{.train_job = job->spec().name(),
@@ -208,6 +221,7 @@ absl::Status Core::Recover(Now now) {
       }
     }
   }
+  RETURN_IF_ERROR(RecoverEnded());
   for (const StoredRequest& request : snapshot.requests) {
     state_.requests[request.request_id] = request;
   }
@@ -218,6 +232,29 @@ absl::Status Core::Recover(Now now) {
     WorkerRecord& worker = state_.workers.at(drain.worker);
     worker.drain_reason = drain.reason;
     worker.drained_by_operator = true;
+  }
+  return absl::OkStatus();
+}
+
+// Ended jobs whose telemetry is kept for replays, in the order in which they ended.
+absl::Status Core::RecoverEnded() {
+  if (state_.policy == nullptr) {
+    return absl::OkStatus();
+  }
+  std::map<std::pair<std::int64_t, std::string>, std::vector<StoredTelemetry>> by_end;
+  for (const auto& [uid, job] : state_.jobs) {
+    if (!state_.live.contains(uid)) {
+      ASSIGN_OR_RETURN(std::vector<StoredTelemetry> rows, state_.store->ReadTelemetry(uid));
+      if (!rows.empty()) {
+        by_end[{UnixMicros(job->job().end_time()), uid}] = std::move(rows);
+      }
+    }
+  }
+  for (const auto& [key, rows] : by_end) {
+    const JobRecord& job = *state_.jobs.at(key.second);
+    state_.policy->Restore(job.job(), {}, job.stored.has_policy() ? &job.stored.policy() : nullptr);
+    state_.policy->RestoreTelemetry(job.job(), rows);
+    state_.policy->OnJobOver(job.uid());
   }
   return absl::OkStatus();
 }
@@ -362,6 +399,15 @@ void Core::Tick(Now now) {
   ForgetOldJobs(state_);
 }
 
+void Core::SaveProgress(Now now) {
+  for (const std::string& uid : state_.live) {
+    JobRecord& job = *state_.jobs.at(uid);
+    if (job.progress_dirty) {
+      SaveJob(state_, job, now);
+    }
+  }
+}
+
 bool Core::WantsSchedule(Now now) const {
   return state_.schedule_wanted || now.mono_micros - last_schedule_micros_ >= kRescheduleMicros;
 }
@@ -379,11 +425,7 @@ void Core::Schedule(Now now) {
   if (waiting.empty()) {
     return;
   }
-  const std::map<std::string, std::int32_t> left = RanksLeft(state_);
-  for (WaitingJob& job : waiting) {
-    const auto found = left.find(job.key.uid);
-    job.previous_ranks_left = found == left.end() ? 0 : found->second;
-  }
+  CountRanksLeft(state_, &waiting);
   std::int64_t started = 0;
   bool more = false;
   for (const Decision& decision : SchedulePass(ClusterOf(state_), waiting)) {

@@ -76,6 +76,8 @@ class Core {
   // stood still (stopped, swapped out, waiting for its disk): the time is nobody's silence.
   static constexpr std::int64_t kTickMs = 100;
   void Tick(Now now);
+  // Before an orderly end: what is stored only every progress_store_ms.
+  void SaveProgress(Now now);
   // One scheduling pass, when something changed since the last one or a back-off is running.
   bool WantsSchedule(Now now) const;
   void Schedule(Now now);
@@ -87,6 +89,8 @@ class Core {
   const CoreState& state() const { return state_; }
 
  private:
+  absl::Status RecoverEnded();
+
   CoreState state_;
   std::int64_t last_schedule_micros_ = 0;
   std::int64_t last_tick_micros_ = 0;  // 0: none yet

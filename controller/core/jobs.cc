@@ -345,6 +345,9 @@ void SaveJob(CoreState& state, JobRecord& job, Now now) {
   SetTimestamp(job.job().mutable_update_time(), now.unix_micros);
   job.progress_dirty = false;
   job.progress_saved_micros = now.mono_micros;
+  if (state.policy != nullptr) {
+    state.policy->SaveTelemetry(job.uid(), &state.batch);  // no commit of its own
+  }
   // One row per job and batch: the last wins.
   for (internal::v1::StoredJob& put : state.batch.jobs) {
     if (put.job().uid() == job.uid()) {

@@ -13,6 +13,7 @@ namespace octavo {
 namespace {
 
 constexpr std::int64_t kCommitRetryMs = 200;
+constexpr std::int64_t kPassRest = 4;  // times as long as the pass
 
 // A wait that ends early when the thread is asked to stop.
 void WaitFor(std::int64_t milliseconds, const std::stop_token& stop) {
@@ -53,9 +54,9 @@ void Mailbox::Run(const std::stop_token& stop) {
   stop_ = stop;
   while (true) {
     std::vector<Event> events;
-    std::optional<Event> event =
-        queue_.Pop(DeadlineAfter(std::chrono::milliseconds(Core::kTickMs)));
+    std::optional<Event> event = queue_.Pop(DeadlineAfter(UntilPass()));
     if (!event.has_value() && queue_.closed()) {
+      core_->SaveProgress(Time());
       RunBatch({});  // what the last events left to store
       return;
     }
@@ -82,19 +83,36 @@ void Mailbox::RunBatch(std::vector<Event> events) {
   outputs.push_back({.effects = core_->TakeEffects(), .release = {}});
   CommitAndRelease(std::move(outputs));
   // A client's answer does not wait for the pass that its request asks for.
-  if (core_->WantsSchedule(Time())) {
-    const std::int64_t begin = clock_->MonotonicMicros();
-    core_->Schedule(Time());
-    sink_->ObservePassSeconds(static_cast<double>(clock_->MonotonicMicros() - begin) / 1e6);
-    std::vector<Output> placed;
-    placed.push_back({.effects = core_->TakeEffects(), .release = {}});
-    CommitAndRelease(std::move(placed));
+  if (clock_->MonotonicMicros() >= next_pass_ && core_->WantsSchedule(Time())) {
+    SchedulePass();
   }
   const std::int64_t now = clock_->MonotonicMicros();
   if (now - last_census_ >= options_.census_ms * 1000) {
     last_census_ = now;
     sink_->Observe(core_->TakeCensus());
   }
+}
+
+void Mailbox::SchedulePass() {
+  const std::int64_t begin = clock_->MonotonicMicros();
+  core_->Schedule(Time());
+  sink_->ObservePassSeconds(static_cast<double>(clock_->MonotonicMicros() - begin) / 1e6);
+  std::vector<Output> placed;
+  placed.push_back({.effects = core_->TakeEffects(), .release = {}});
+  CommitAndRelease(std::move(placed));
+  // Its commit and its messages to workers count too: they keep the thread as busy.
+  const std::int64_t end = clock_->MonotonicMicros();
+  next_pass_ = end + std::clamp(kPassRest * (end - begin), options_.pass_rest_min_ms * 1000,
+                                options_.pass_rest_max_ms * 1000);
+}
+
+std::chrono::microseconds Mailbox::UntilPass() const {
+  const std::int64_t tick = Core::kTickMs * 1000;
+  if (!core_->WantsSchedule(Time())) {
+    return std::chrono::microseconds(tick);
+  }
+  return std::chrono::microseconds(
+      std::clamp<std::int64_t>(next_pass_ - clock_->MonotonicMicros(), 0, tick));
 }
 
 void Mailbox::CommitAndRelease(std::vector<Output> outputs) {

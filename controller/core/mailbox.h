@@ -4,12 +4,15 @@
 //
 // Group commit: all events that are waiting run as one batch with one transaction, so a slow disk
 // makes batches larger instead of the queue longer. An event is a function on the core; what it
-// returns is released after the commit, in order with the effects. When the store cannot be
-// written, nothing is released: the commit is tried again, and after store_retry_ms the mailbox
-// reports the store as broken (the process ends; acknowledged work is on disk).
+// returns is released after the commit, in order with the effects. A scheduling pass comes after
+// the answers of its batch, at once when the last one is long ago, else after a short rest. When
+// the store cannot be written, nothing is released: the commit is tried again, and after
+// store_retry_ms the mailbox reports the store as broken (the process ends; acknowledged work is on
+// disk).
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -41,6 +44,10 @@ struct MailboxOptions {
   std::size_t batch_max = 512;
   std::int64_t store_retry_ms = 30000;
   std::int64_t census_ms = 1000;
+  // Scheduling passes rest, so that they take a fifth of the thread at most: what arrives meanwhile
+  // is answered first and judged by one pass. Bounds of the rest after a pass:
+  std::int64_t pass_rest_min_ms = 10;
+  std::int64_t pass_rest_max_ms = 100;
 };
 
 class Mailbox {
@@ -77,6 +84,8 @@ class Mailbox {
 
   void Run(const std::stop_token& stop);
   void RunBatch(std::vector<Event> events);
+  void SchedulePass();
+  std::chrono::microseconds UntilPass() const;
   void CommitAndRelease(std::vector<Output> outputs);
   absl::Status Commit(const StoreBatch& batch, const std::stop_token& stop);
   Now Time() const { return {clock_->MonotonicMicros(), clock_->UnixMicros()}; }
@@ -92,6 +101,7 @@ class Mailbox {
   absl::Status store_error_;  // of the newest failed commit; guarded
   std::int64_t last_census_ = 0;
   std::int64_t last_tick_ = 0;
+  std::int64_t next_pass_ = 0;  // not before
   absl::Status broken_;  // once the store counts as broken, nothing is stored or released again
   std::stop_token stop_;
   std::jthread thread_;

@@ -1,6 +1,7 @@
 #include "controller/core/policy_driver.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/status.h"
@@ -65,19 +66,40 @@ internal::v1::StoredPolicy PolicyDriver::Save(const v1::Job& job) {
   return stored;
 }
 
+void PolicyDriver::Remember(JobPolicy& policy, HistoryItem item) {
+  policy.rows.Add(item);
+  policy.history.Add(std::move(item));
+}
+
+void PolicyDriver::RestoreTelemetry(const v1::Job& job, const std::vector<StoredTelemetry>& rows) {
+  JobPolicy& policy = Of(job);
+  policy.rows.Restore(rows, &policy.history);
+  policy.judged_step = policy.history.JudgedStep();
+}
+
+void PolicyDriver::SaveTelemetry(const std::string& job_uid, StoreBatch* batch) {
+  if (const auto found = jobs_.find(job_uid); found != jobs_.end()) {
+    found->second.rows.Take(job_uid, batch);
+  }
+  for (std::string& uid : dropped_) {
+    batch->telemetry_trims.emplace_back(std::move(uid), std::numeric_limits<std::int64_t>::max());
+  }
+  dropped_.clear();
+}
+
 void PolicyDriver::OnAttempt(const v1::Job& job, const DeviceAbility& device, std::int64_t step) {
   JobPolicy& policy = Of(job);
   policy.device = device;
   Configure(job, policy);
   policy.open.clear();
   policy.judged_step = step;
-  policy.history.Add(AttemptStarted{step});
+  Remember(policy, AttemptStarted{step});
   PolicyOnStart(policy.config, policy.state, step);
 }
 
 void PolicyDriver::OnPlanApplied(const v1::Job& job, std::int64_t version, std::int64_t step) {
   JobPolicy& policy = Of(job);
-  policy.history.Add(PlanAppliedAt{version, step});
+  Remember(policy, PlanAppliedAt{version, step});
   PolicyOnApplied(policy.config, policy.state, version, step);
 }
 
@@ -109,7 +131,7 @@ PolicyAnswer PolicyDriver::OnStep(const v1::Job& job, const PrecisionPlan& newes
                                   const internal::v1::StepReport& report) {
   JobPolicy& policy = Of(job);
   const StepHealth health = StepHealthFromWire(report);
-  policy.history.Add(health);
+  Remember(policy, health);
   if (!policy.config.enabled) {
     return {};
   }
@@ -126,7 +148,7 @@ PolicyAnswer PolicyDriver::Judge(JobPolicy& policy, const PrecisionPlan& newest)
     answer = ToAnswer(policy, PolicyOnSnapshot(policy.config, policy.state, newest, joined),
                       joined.last_step);
   }
-  policy.history.Add(std::move(joined));
+  Remember(policy, std::move(joined));
   return answer;
 }
 
@@ -144,8 +166,7 @@ PolicyAnswer PolicyDriver::OnSnapshot(const v1::Job& job, const PrecisionPlan& n
   // In order of steps: when every rank is in, or when newer intervals show that one never will be.
   // One plan at a time: what was just decided has to be applied first.
   while (!policy.open.empty() && !answer.plan.has_value()) {
-    const bool complete =
-        policy.open.begin()->second.ranks >= job.spec().parallel().ranks();
+    const bool complete = policy.open.begin()->second.ranks >= job.spec().parallel().ranks();
     if (!complete && policy.open.size() <= kOpenIntervals) {
       break;
     }
@@ -176,6 +197,7 @@ void PolicyDriver::OnJobOver(const std::string& job_uid) {
   ended_.push_back(job_uid);
   if (ended_.size() > kEndedJobsKept) {
     jobs_.erase(ended_.front());
+    dropped_.push_back(ended_.front());
     ended_.pop_front();
   }
 }
@@ -205,10 +227,10 @@ absl::StatusOr<PolicyReplay> PolicyDriver::Replay(const v1::Job& job, const v1::
   const auto found = jobs_.find(job.uid());
   if (found == jobs_.end() || found->second.history.Measure().snapshots == 0) {
     return WithDetail(
-        FailedPreconditionError(
-            StrCat("no telemetry of ", job.name(), " is kept; it begins with the first snapshot ",
-                   "after the controller's start (telemetry.interval_steps: ",
-                   job.spec().telemetry().interval_steps(), ")")),
+        FailedPreconditionError(StrCat(
+            "no telemetry of ", job.name(), " is kept: of a live job from its first snapshot ",
+            "on (telemetry.interval_steps: ", job.spec().telemetry().interval_steps(),
+            "), and of the last ", kEndedJobsKept, " that ended")),
         "NO_TELEMETRY");
   }
   v1::JobSpec spec = job.spec();
@@ -229,18 +251,16 @@ std::int64_t PolicyDriver::OldestVersion(const v1::Job& job) {
   return found == jobs_.end() ? 0 : found->second.history.Measure().oldest_version;
 }
 
-absl::StatusOr<PolicyHealth> PolicyDriver::Health(const v1::Job& job,
-                                                  const PrecisionPlan& newest) {
+absl::StatusOr<PolicyHealth> PolicyDriver::Health(const v1::Job& job, const PrecisionPlan& newest) {
   const auto found = jobs_.find(job.uid());
   const std::vector<HealthSnapshot> recent = found == jobs_.end()
                                                  ? std::vector<HealthSnapshot>()
                                                  : found->second.history.Recent(kRankedSnapshots);
   if (recent.empty()) {
-    return WithDetail(
-        FailedPreconditionError(StrCat("no statistics of ", job.name(), " have arrived yet; ranks ",
-                                       "send them every ",
-                                       job.spec().telemetry().interval_steps(), " steps")),
-        "NO_TELEMETRY");
+    return WithDetail(FailedPreconditionError(StrCat(
+                          "no statistics of ", job.name(), " have arrived yet; ranks ",
+                          "send them every ", job.spec().telemetry().interval_steps(), " steps")),
+                      "NO_TELEMETRY");
   }
   return PolicyHealth{.first_step = recent.front().first_step,
                       .last_step = recent.back().last_step,

@@ -3,6 +3,7 @@
 //   snapshots of w workers ─► joined per interval ─► PolicyOnSnapshot ─► plan n+1, or nothing
 //   step reports ───────────────────────────────────► PolicyOnStep ────┘
 //   everything ─► PolicyHistory (bounded) ─► Replay, Health
+//                 └─► HistoryRows ─► the store, and back after a restart
 //
 // Falls, holds, relapses and the operator's sites are saved with the job (policy_memory.h) and come
 // back after a restart of the controller; windows of statistics fill again. An alert that changes
@@ -15,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "controller/core/history_rows.h"
 #include "controller/core/policy_history.h"
 #include "controller/core/policy_hook.h"
 #include "controller/policy/fallback.h"
@@ -35,6 +37,8 @@ class PolicyDriver final : public PolicyHook {
   void Restore(const v1::Job& job, const std::vector<PrecisionPlan>& history,
                const internal::v1::StoredPolicy* saved) override;
   internal::v1::StoredPolicy Save(const v1::Job& job) override;
+  void RestoreTelemetry(const v1::Job& job, const std::vector<StoredTelemetry>& rows) override;
+  void SaveTelemetry(const std::string& job_uid, StoreBatch* batch) override;
   void OnAttempt(const v1::Job& job, const DeviceAbility& device, std::int64_t step) override;
   void OnPlanApplied(const v1::Job& job, std::int64_t version, std::int64_t step) override;
   PolicyAnswer OnStep(const v1::Job& job, const PrecisionPlan& newest,
@@ -67,15 +71,18 @@ class PolicyDriver final : public PolicyHook {
     std::map<std::int64_t, Interval> open;  // by last step
     std::int64_t judged_step = 0;           // intervals up to here have been judged
     PolicyHistory history;
+    HistoryRows rows;                             // of the same
     std::map<std::string, std::int64_t> alerted;  // sentence without its numbers → step
   };
   JobPolicy& Of(const v1::Job& job);
+  static void Remember(JobPolicy& policy, HistoryItem item);
   static void Configure(const v1::Job& job, JobPolicy& policy);
   PolicyAnswer Judge(JobPolicy& policy, const PrecisionPlan& newest);
   static PolicyAnswer ToAnswer(JobPolicy& policy, PolicyOutput output, std::int64_t step);
 
   std::map<std::string, JobPolicy> jobs_;  // by uid
   std::deque<std::string> ended_;
+  std::vector<std::string> dropped_;  // their telemetry has yet to leave the store
 };
 
 }  // namespace octavo

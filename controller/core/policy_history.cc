@@ -4,14 +4,11 @@
 #include <utility>
 
 namespace octavo {
-namespace {
 
-std::size_t CostOf(const HistoryItem& item) {
+std::size_t PolicyHistory::CostOf(const HistoryItem& item) {
   const auto* snapshot = std::get_if<HealthSnapshot>(&item);
   return 1 + (snapshot == nullptr ? 0 : snapshot->tensors.size());
 }
-
-}  // namespace
 
 void PolicyHistory::Add(HistoryItem item) {
   cost_ += CostOf(item);
@@ -20,6 +17,18 @@ void PolicyHistory::Add(HistoryItem item) {
     cost_ -= CostOf(items_.front());
     items_.pop_front();
   }
+}
+
+std::int64_t PolicyHistory::JudgedStep() const {
+  for (auto item = items_.rbegin(); item != items_.rend(); ++item) {
+    if (const auto* snapshot = std::get_if<HealthSnapshot>(&*item)) {
+      return snapshot->last_step;
+    }
+    if (const auto* start = std::get_if<AttemptStarted>(&*item)) {
+      return start->step;
+    }
+  }
+  return 0;
 }
 
 std::vector<HealthSnapshot> PolicyHistory::Recent(std::size_t count) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <vector>
 
@@ -15,8 +16,12 @@ class PolicyHistory {
   // A snapshot costs its tensors (about 200 bytes each), everything else 1.
   static constexpr std::size_t kCostMax = 150000;
 
+  static std::size_t CostOf(const HistoryItem& item);
+
   void Add(HistoryItem item);
   bool empty() const { return items_.empty(); }
+  // Last step of the newest snapshot of the newest attempt; 0: none.
+  std::int64_t JudgedStep() const;
   std::vector<HistoryItem> Items() const { return {items_.begin(), items_.end()}; }
   // The newest snapshots of the newest plan version, oldest first, at most `count`.
   std::vector<HealthSnapshot> Recent(std::size_t count) const;

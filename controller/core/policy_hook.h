@@ -3,7 +3,7 @@
 // The core calls it on its own thread with the newest plan; a returned plan becomes version n+1
 // (checked like an operator's) and is sent to the ranks. Alerts become WARNING events. What Save
 // returns is stored with the job after every change, so that a restarted controller remembers
-// holds, relapses and which sites are the operator's.
+// holds, relapses and which sites are the operator's; telemetry is stored with the job's progress.
 #pragma once
 
 #include <optional>
@@ -15,6 +15,7 @@
 #include "controller/core/now.h"
 #include "controller/policy/ranking.h"
 #include "controller/policy/replay.h"
+#include "controller/store/job_store.h"
 #include "octavo/internal/v1/store.pb.h"
 #include "octavo/internal/v1/telemetry.pb.h"
 #include "octavo/v1/job.pb.h"
@@ -50,6 +51,10 @@ class PolicyHook {
   virtual void Restore(const v1::Job& job, const std::vector<PrecisionPlan>& history,
                        const internal::v1::StoredPolicy* saved) = 0;
   virtual internal::v1::StoredPolicy Save(const v1::Job& job) = 0;
+  // After Restore: the telemetry that the store has of the job, ascending by sequence.
+  virtual void RestoreTelemetry(const v1::Job& job, const std::vector<StoredTelemetry>& rows) = 0;
+  // Adds to the batch what the store lacks of the job's telemetry, and what it no longer needs.
+  virtual void SaveTelemetry(const std::string& job_uid, StoreBatch* batch) = 0;
 
   // A new attempt continues after `step` on such devices.
   virtual void OnAttempt(const v1::Job& job, const DeviceAbility& device, std::int64_t step) = 0;

@@ -211,11 +211,11 @@ void OnStepReport(CoreState& state, JobRecord& job, const internal::v1::StepRepo
   }
   state.effects.push_back(
       StepMetric{.train_job = job.spec().name(), .report = report, .unix_micros = now.unix_micros});
-  TouchProgress(state, job, now);
-  PublishProgress(state, job, now);
   if (state.policy != nullptr) {
     Adopt(state, job, state.policy->OnStep(job.job(), job.newest_plan, report), now);
   }
+  TouchProgress(state, job, now);  // with what the policy has just taken
+  PublishProgress(state, job, now);
 }
 
 void OnTelemetry(CoreState& state, JobRecord& job, const std::string& worker,
@@ -242,10 +242,10 @@ void OnTelemetry(CoreState& state, JobRecord& job, const std::string& worker,
   state.effects.push_back(TelemetryMetric{.train_job = job.spec().name(),
                                           .detail = job.spec().telemetry().detail(),
                                           .snapshot = snapshot});
-  TouchProgress(state, job, now);
   if (state.policy != nullptr) {
     Adopt(state, job, state.policy->OnSnapshot(job.job(), job.newest_plan, snapshot), now);
   }
+  TouchProgress(state, job, now);
 }
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-// What survives the controller: jobs, attempts, plans, events and request ids.
+// What survives the controller: jobs, attempts, plans, events, request ids and telemetry.
 //
 //   core runs a batch of events ──► StoreBatch ──► JobStore::Commit (one transaction, durable)
 //                                                   └─► only then replies and acks leave
@@ -41,6 +41,13 @@ struct StoredEvent {
   v1::JobEvent event;  // without snapshot
 };
 
+// One row of a job's telemetry history.
+struct StoredTelemetry {
+  std::string job_uid;
+  std::int64_t sequence = 0;  // ascending in time
+  internal::v1::StoredHistory history;
+};
+
 // One worker that an operator drained; survives both sides' restarts.
 struct StoredDrain {
   std::string worker;
@@ -55,15 +62,19 @@ struct StoreBatch {
   std::vector<StoredEvent> events;                          // insert, revisions ascending
   std::vector<StoredDrain> drains;                          // put; an empty reason removes
   std::vector<std::pair<std::string, std::int64_t>> trims;  // uid keeps its newest n events
-  std::vector<std::string> forgotten_jobs;                  // uid: every row of the job goes
+  std::vector<StoredTelemetry> telemetry;                   // put, by (uid, sequence)
+  // uid: rows of its telemetry with a smaller sequence go
+  std::vector<std::pair<std::string, std::int64_t>> telemetry_trims;
+  std::vector<std::string> forgotten_jobs;  // uid: every row of the job goes
 
   bool empty() const {
     return jobs.empty() && attempts.empty() && plans.empty() && requests.empty() &&
-           events.empty() && drains.empty() && trims.empty() && forgotten_jobs.empty();
+           events.empty() && drains.empty() && trims.empty() && telemetry.empty() &&
+           telemetry_trims.empty() && forgotten_jobs.empty();
   }
 };
 
-// Everything but events, which are read by page.
+// Everything but events, which are read by page, and telemetry, which is read by job.
 struct StoreSnapshot {
   std::vector<internal::v1::StoredJob> jobs;
   std::vector<internal::v1::StoredAttempt> attempts;  // ascending by (uid, number)
@@ -84,6 +95,9 @@ class JobStore {
   virtual absl::StatusOr<std::vector<v1::JobEvent>> ReadEvents(const std::string& job_uid,
                                                                std::int64_t after,
                                                                std::int64_t limit) = 0;
+  // The telemetry of a job, ascending by sequence.
+  virtual absl::StatusOr<std::vector<StoredTelemetry>> ReadTelemetry(
+      const std::string& job_uid) = 0;
 };
 
 }  // namespace octavo

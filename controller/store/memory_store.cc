@@ -60,8 +60,16 @@ absl::Status MemoryStore::Commit(const StoreBatch& batch) {
       events.erase(events.begin());
     }
   }
+  for (const StoredTelemetry& row : batch.telemetry) {
+    telemetry_[row.job_uid][row.sequence] = row.history;
+  }
+  for (const auto& [uid, first] : batch.telemetry_trims) {
+    auto& rows = telemetry_[uid];
+    rows.erase(rows.begin(), rows.lower_bound(first));
+  }
   for (const std::string& uid : batch.forgotten_jobs) {
     jobs_.erase(uid);
+    telemetry_.erase(uid);
     events_.erase(uid);
     std::erase_if(attempts_, [&uid](const auto& row) { return row.first.first == uid; });
     std::erase_if(plans_, [&uid](const auto& row) { return row.first.first == uid; });
@@ -84,6 +92,18 @@ absl::StatusOr<std::vector<v1::JobEvent>> MemoryStore::ReadEvents(const std::str
     events.push_back(it->second);
   }
   return events;
+}
+
+absl::StatusOr<std::vector<StoredTelemetry>> MemoryStore::ReadTelemetry(
+    const std::string& job_uid) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<StoredTelemetry> rows;
+  if (const auto job = telemetry_.find(job_uid); job != telemetry_.end()) {
+    for (const auto& [sequence, history] : job->second) {
+      rows.push_back({.job_uid = job_uid, .sequence = sequence, .history = history});
+    }
+  }
+  return rows;
 }
 
 }  // namespace octavo

@@ -1,13 +1,15 @@
-// The tables of the job store. A change here means kSchemaVersion + 1 and a migration in
-// sqlite_store.cc.
+// The tables of the job store, as the steps that lead to them: step i takes a file of version i to
+// version i + 1. A new file takes all of them, an older one those it lacks; a step that was
+// released never changes.
 #pragma once
+
+#include <iterator>
 
 namespace octavo {
 
-inline constexpr int kSchemaVersion = 1;  // PRAGMA user_version
-
 // Resources are protobuf messages (they evolve by field numbers); columns are what is searched.
-inline constexpr char kSchema[] = R"sql(
+inline constexpr const char* kSchemaSteps[] = {
+    R"sql(
 CREATE TABLE jobs (
   uid TEXT PRIMARY KEY,
   job BLOB NOT NULL               -- octavo.internal.v1.StoredJob
@@ -46,6 +48,17 @@ CREATE TABLE meta (
   value INTEGER NOT NULL          -- revision: newest ever used, also after events were trimmed
 ) STRICT, WITHOUT ROWID;
 INSERT INTO meta VALUES ('revision', 0);
-)sql";
+)sql",
+    R"sql(
+CREATE TABLE telemetry (
+  job_uid TEXT NOT NULL,
+  sequence INTEGER NOT NULL,      -- ascending in time
+  history BLOB NOT NULL,          -- octavo.internal.v1.StoredHistory
+  PRIMARY KEY (job_uid, sequence)
+) STRICT, WITHOUT ROWID;
+)sql",
+};
+
+inline constexpr int kSchemaVersion = static_cast<int>(std::size(kSchemaSteps));  // user_version
 
 }  // namespace octavo

@@ -154,8 +154,13 @@ absl::Status SqliteStore::PrepareSchema() {
                                           "; this controller knows ", kSchemaVersion,
                                           ": run the newer controller, or restore a copy"));
   }
-  return Execute(
-      StrCat("BEGIN IMMEDIATE;", kSchema, "PRAGMA user_version = ", kSchemaVersion, "; COMMIT;"));
+  std::string sql = "BEGIN IMMEDIATE;";
+  for (std::int64_t step = std::max<std::int64_t>(version, 0); step < kSchemaVersion; ++step) {
+    sql += kSchemaSteps[step];
+  }
+  StrAppend(&sql, "PRAGMA user_version = ", kSchemaVersion, "; COMMIT;");
+  return Annotate(Execute(sql),
+                  StrCat("taking ", path_, " from schema ", version, " to ", kSchemaVersion));
 }
 
 absl::Status SqliteStore::Error(const std::string& attempted) const {
@@ -330,11 +335,23 @@ absl::Status SqliteStore::Apply(const StoreBatch& batch) {
                              "ORDER BY revision DESC LIMIT 1 OFFSET ?2)"));
     RETURN_IF_ERROR(trim.Text(uid).Number(keep).Run());
   }
+  if (!batch.telemetry.empty()) {
+    ASSIGN_OR_RETURN(Statement put, Prepare("INSERT OR REPLACE INTO telemetry VALUES (?, ?, ?)"));
+    for (const StoredTelemetry& row : batch.telemetry) {
+      const std::string blob = row.history.SerializeAsString();
+      RETURN_IF_ERROR(put.Text(row.job_uid).Number(row.sequence).Blob(blob).Run());
+    }
+  }
+  for (const auto& [uid, first] : batch.telemetry_trims) {
+    ASSIGN_OR_RETURN(Statement trim,
+                     Prepare("DELETE FROM telemetry WHERE job_uid = ? AND sequence < ?"));
+    RETURN_IF_ERROR(trim.Text(uid).Number(first).Run());
+  }
   for (const std::string& uid : batch.forgotten_jobs) {
     for (const char* sql :
          {"DELETE FROM jobs WHERE uid = ?", "DELETE FROM attempts WHERE job_uid = ?",
           "DELETE FROM plans WHERE job_uid = ?", "DELETE FROM events WHERE job_uid = ?",
-          "DELETE FROM requests WHERE target = ?"}) {
+          "DELETE FROM requests WHERE target = ?", "DELETE FROM telemetry WHERE job_uid = ?"}) {
       ASSIGN_OR_RETURN(Statement remove, Prepare(sql));
       RETURN_IF_ERROR(remove.Text(uid).Run());
     }
@@ -355,6 +372,25 @@ absl::StatusOr<std::vector<v1::JobEvent>> SqliteStore::ReadEvents(const std::str
       return events;
     }
     RETURN_IF_ERROR(rows.ParseAt(0, &events.emplace_back()));
+  }
+}
+
+absl::StatusOr<std::vector<StoredTelemetry>> SqliteStore::ReadTelemetry(
+    const std::string& job_uid) {
+  std::vector<StoredTelemetry> telemetry;
+  ASSIGN_OR_RETURN(
+      Statement rows,
+      Prepare("SELECT sequence, history FROM telemetry WHERE job_uid = ? ORDER BY sequence"));
+  rows.Text(job_uid);
+  while (true) {
+    ASSIGN_OR_RETURN(const bool row, rows.Row());
+    if (!row) {
+      return telemetry;
+    }
+    StoredTelemetry& read = telemetry.emplace_back();
+    read.job_uid = job_uid;
+    read.sequence = rows.NumberAt(0);
+    RETURN_IF_ERROR(rows.ParseAt(1, &read.history));
   }
 }
 

@@ -3,7 +3,8 @@
 // Write-ahead log with synchronous=FULL: a commit is on disk when it returns, and a torn log tail
 // is ignored by the next open. SQLite 3.40 has the WAL-reset bug with two connections at once, so
 // there is one here, guarded by a lock file, and nobody opens the file of a running controller with
-// the sqlite3 shell. A store of a newer schema is refused, a damaged one too (quick_check at open).
+// the sqlite3 shell. A store of a newer schema is refused, a damaged one too (quick_check at open);
+// one of an older schema is taken to the newest in one transaction.
 #pragma once
 
 #include <map>
@@ -32,6 +33,7 @@ class SqliteStore final : public JobStore {
   absl::StatusOr<std::vector<v1::JobEvent>> ReadEvents(const std::string& job_uid,
                                                        std::int64_t after,
                                                        std::int64_t limit) override;
+  absl::StatusOr<std::vector<StoredTelemetry>> ReadTelemetry(const std::string& job_uid) override;
 
  private:
   class Statement;

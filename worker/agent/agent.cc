@@ -102,7 +102,7 @@ void Agent::On(const FromController& event) {
   }
   switch (message.body_case()) {
     case iv1::ControllerToWorker::kStart:
-      OnStartRank(message.start().assignment());
+      OnStart(message.start());
       break;
     case iv1::ControllerToWorker::kStop:
       OnStopRank(message.stop());

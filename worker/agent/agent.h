@@ -85,6 +85,7 @@ class Agent {
   void On(const Tick&);
 
   void OnRegistered(const iv1::Registered& registered);
+  void OnStart(const iv1::StartRank& start);
   void OnStartRank(const iv1::RankAssignment& assignment);
   void OnStopRank(const iv1::StopRank& stop);
   void OnPlan(const iv1::SendPlan& plan);

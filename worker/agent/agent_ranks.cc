@@ -19,6 +19,17 @@ constexpr std::int64_t kLastWordWaitMicros = 2 * kMicrosPerSecond;
 
 // ---------------------------------------------------------------- commands of the controller
 
+void Agent::OnStart(const iv1::StartRank& start) {
+  OnStartRank(start.assignment());
+  for (const iv1::StartRank::Seat& seat : start.more()) {
+    iv1::RankAssignment assignment = start.assignment();
+    assignment.set_rank(seat.rank());
+    assignment.set_slot(seat.slot());
+    assignment.set_device_ordinal(seat.device_ordinal());
+    OnStartRank(assignment);
+  }
+}
+
 void Agent::OnStartRank(const iv1::RankAssignment& assignment) {
   const RankKey key = KeyOf(assignment);
   if (ranks_.count(key) != 0) {
@@ -218,6 +229,11 @@ void Agent::FinishRank(const RankKey& key) {
         StrCat("killed for memory on ", config_.worker, " (the cgroup's oom_kill count grew)"));
     ended.mutable_outcome()->set_step(rank.progress.step());
   }
+  // Step reports are not repeated when a session breaks; the newest one comes with the end, which
+  // is.
+  if (rank.last_step.has_value()) {
+    *ended.mutable_last_step() = *rank.last_step;
+  }
   RemoveRank(key);
   ReportEnd(std::move(ended));
 }
@@ -367,6 +383,7 @@ void Agent::OnRankBody(RankProcess& rank, const iv1::RankToWorker& message) {
     }
     case iv1::RankToWorker::kStep:
       rank.progress.set_step(std::max(rank.progress.step(), message.step().step()));
+      rank.last_step = message.step();
       out_.push_back(ObserveStep{train_job, message.step()});
       up.mutable_step()->set_job_uid(key.job_uid);
       up.mutable_step()->set_attempt(key.attempt);

@@ -71,7 +71,8 @@ class RankProcess {
   std::string cause() const { return asked_ || state_ >= RankState::kTerminating ? cause_ : ""; }
 
   iv1::RankProgress progress;
-  std::optional<iv1::RankOutcome> outcome;  // its last word
+  std::optional<iv1::RankOutcome> outcome;   // its last word
+  std::optional<iv1::StepReport> last_step;  // its newest report
 
   // The process has ended, but its stream may still deliver what it wrote before.
   struct Ended {

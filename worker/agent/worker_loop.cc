@@ -54,7 +54,13 @@ absl::Status WorkerLoop::Start() {
                                     HumanDuration(static_cast<double>(silent) / 1e6), "\n")};
   });
   http_.Handle("/readyz", [this](const HttpRequest&) { return Ready(); });
-  RETURN_IF_ERROR(Annotate(http_.Start(options_.listen_http), "--listen-http"));
+  if (const absl::Status http = http_.Start(options_.listen_http); !http.ok()) {
+    return MakeStatus(
+        http.code(),
+        StrCat("--listen-http ", options_.listen_http, ": ", Message(http),
+               "; end what listens there (another worker of this host?), or give this one its own "
+               "address: --listen-http 0.0.0.0:0 takes a free port"));
+  }
   const std::string host = options_.listen_http.substr(0, options_.listen_http.rfind(':'));
   const bool any = host.empty() || host == "0.0.0.0" || host == "[::]";
   options_.agent.http_address = StrCat(any ? options_.agent.address : host, ":", http_.port());

@@ -103,7 +103,19 @@ void Reporter::ReportStep(const iv1::StepReport& report) {
   }
   iv1::RankToWorker message;
   *message.mutable_step() = report;
-  Send(std::move(message));
+  unsent_step_.reset();
+  if (!Send(std::move(message))) {
+    unsent_step_ = report;
+  }
+}
+
+void Reporter::DeliverLastStep() {
+  if (!unsent_step_.has_value()) {
+    return;
+  }
+  iv1::RankToWorker message;
+  *message.mutable_step() = *std::exchange(unsent_step_, std::nullopt);
+  host_.Deliver(std::move(message));
 }
 
 void Reporter::Heartbeat(iv1::RankPhase phase, std::int64_t step, const std::string& detail) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -47,6 +48,8 @@ class Reporter {
   static std::int64_t NonfiniteElements(const Transformer& model);
 
   void ReportStep(const iv1::StepReport& report);
+  // After the last step: its report must arrive; waits for room if it was dropped.
+  void DeliverLastStep();
   // At most one every kHeartbeatMs unless the phase changes.
   void Heartbeat(iv1::RankPhase phase, std::int64_t step, const std::string& detail);
 
@@ -75,6 +78,7 @@ class Reporter {
   // What shadow recipes would have done, of the interval, by site, tensor and recipe.
   std::map<std::tuple<OpSite, Tensor, std::string>, ShadowResult> shadows_;
   std::int64_t passes_ = 0;  // in the interval
+  std::optional<iv1::StepReport> unsent_step_;  // the newest step's report, when it was dropped
   // Monotonic counters as of the last snapshot.
   std::map<std::tuple<std::int32_t, int, std::string, std::string, std::string>, std::int64_t>
       executed_before_;

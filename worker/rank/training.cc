@@ -1,5 +1,6 @@
 #include "worker/rank/training.h"
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -116,7 +117,9 @@ absl::Status Run(const TrainingSetup& given, TrainingOutcome* outcome) {
     outcome->stopped = !outcome->suspended;
     return absl::OkStatus();
   }
-  return Loop(*trainer, outcome);
+  const absl::Status status = Loop(*trainer, outcome);
+  trainer->reporter().DeliverLastStep();
+  return status;
 }
 
 }  // namespace

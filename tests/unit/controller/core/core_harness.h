@@ -158,6 +158,12 @@ class CoreHarness : public testing::Test {
         return false;
       }
       starts.push_back(message.start().assignment());
+      for (const internal::v1::StartRank::Seat& seat : message.start().more()) {
+        internal::v1::RankAssignment& other = starts.emplace_back(message.start().assignment());
+        other.set_rank(seat.rank());
+        other.set_slot(seat.slot());
+        other.set_device_ordinal(seat.device_ordinal());
+      }
       return true;
     });
     return starts;

@@ -2,6 +2,7 @@
 #include "controller/store/job_store.h"
 
 #include <signal.h>
+#include <sqlite3.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -169,6 +170,40 @@ TEST_P(JobStoreContract, AnUndoneDrainIsGone) {
   EXPECT_TRUE(store_->Load()->drains.empty());
 }
 
+StoredTelemetry Row(const std::string& uid, std::int64_t sequence, std::int64_t step) {
+  StoredTelemetry row{.job_uid = uid, .sequence = sequence};
+  row.history.add_items()->mutable_step()->set_step(step);
+  return row;
+}
+
+TEST_P(JobStoreContract, TelemetryComesBackInOrderIsTrimmedAndGoesWithItsJob) {
+  StoreBatch batch = OneJob("u1", 1);
+  batch.telemetry = {Row("u1", 2, 20), Row("u1", 1, 10), Row("u2", 1, 99), Row("u1", 3, 30)};
+  EXPECT_FALSE(batch.empty());
+  ASSERT_TRUE(store_->Commit(batch).ok());
+  StoreBatch again;
+  again.telemetry = {Row("u1", 3, 31)};  // the newest row is written again as it grows
+  ASSERT_TRUE(store_->Commit(again).ok());
+  StoreBatch trim;
+  trim.telemetry_trims.emplace_back("u1", 2);
+  EXPECT_FALSE(trim.empty());
+  ASSERT_TRUE(store_->Commit(trim).ok());
+  Reopen();
+  auto rows = store_->ReadTelemetry("u1");
+  ASSERT_TRUE(rows.ok()) << ToString(rows.status());
+  ASSERT_EQ(rows->size(), 2u);
+  EXPECT_EQ((*rows)[0].sequence, 2);
+  EXPECT_EQ((*rows)[0].history.items(0).step().step(), 20);
+  EXPECT_EQ((*rows)[1].sequence, 3);
+  EXPECT_EQ((*rows)[1].history.items(0).step().step(), 31);
+  StoreBatch forget;
+  forget.forgotten_jobs.push_back("u1");
+  ASSERT_TRUE(store_->Commit(forget).ok());
+  Reopen();
+  EXPECT_TRUE(store_->ReadTelemetry("u1")->empty());
+  EXPECT_EQ(store_->ReadTelemetry("u2")->size(), 1u);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, JobStoreContract, testing::Values("memory", "sqlite"),
                          [](const auto& info) { return std::string(info.param); });
 
@@ -194,6 +229,65 @@ TEST_F(SqliteStoreTest, RefusesAFileThatIsNoDatabase) {
   const auto store = SqliteStore::Open(folder_, PosixFileSystem::Get());
   EXPECT_EQ(store.status().code(), absl::StatusCode::kDataLoss) << ToString(store.status());
   EXPECT_THAT(Message(store.status()), HasSubstr("jobs.db"));
+}
+
+// The tables of version 1, as released: kept here so that the schema's first step cannot change
+// unseen.
+constexpr char kVersion1[] = R"sql(
+CREATE TABLE jobs (uid TEXT PRIMARY KEY, job BLOB NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE attempts (job_uid TEXT NOT NULL, number INTEGER NOT NULL, attempt BLOB NOT NULL,
+  PRIMARY KEY (job_uid, number)) STRICT, WITHOUT ROWID;
+CREATE TABLE plans (job_uid TEXT NOT NULL, version INTEGER NOT NULL, plan BLOB NOT NULL,
+  PRIMARY KEY (job_uid, version)) STRICT, WITHOUT ROWID;
+CREATE TABLE requests (request_id TEXT PRIMARY KEY, method TEXT NOT NULL, target TEXT NOT NULL,
+  fingerprint INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+CREATE INDEX requests_by_target ON requests (target);
+CREATE TABLE events (revision INTEGER PRIMARY KEY, job_uid TEXT NOT NULL, event BLOB NOT NULL)
+  STRICT;
+CREATE INDEX events_by_job ON events (job_uid, revision);
+CREATE TABLE drains (worker TEXT PRIMARY KEY, reason TEXT NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+INSERT INTO meta VALUES ('revision', 41);
+INSERT INTO drains VALUES ('w', 'a disk is failing');
+PRAGMA user_version = 1;
+)sql";
+
+void RunSql(const std::string& path, const char* sql) {
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open(path.c_str(), &db), SQLITE_OK);
+  char* error = nullptr;
+  EXPECT_EQ(sqlite3_exec(db, sql, nullptr, nullptr, &error), SQLITE_OK) << error;
+  sqlite3_free(error);
+  sqlite3_close(db);
+}
+
+TEST_F(SqliteStoreTest, AFileOfVersion1IsTakenToTheNewestAndKeepsWhatItHas) {
+  RunSql(JoinPath(folder_, "jobs.db"), kVersion1);
+  for (int open = 0; open < 2; ++open) {  // the second time there is nothing to do
+    const auto store = SqliteStore::Open(folder_, PosixFileSystem::Get());
+    ASSERT_TRUE(store.ok()) << ToString(store.status());
+    const auto snapshot = (*store)->Load();
+    ASSERT_TRUE(snapshot.ok()) << ToString(snapshot.status());
+    EXPECT_EQ(snapshot->revision, open == 0 ? 41 : 42);
+    ASSERT_EQ(snapshot->drains.size(), 1u);
+    if (open == 0) {
+      StoreBatch batch = OneJob("u1", 42);
+      batch.telemetry = {Row("u1", 1, 10)};
+      ASSERT_TRUE((*store)->Commit(batch).ok());
+    } else {
+      EXPECT_EQ(snapshot->jobs.size(), 1u);
+      EXPECT_EQ((*store)->ReadTelemetry("u1")->size(), 1u);
+    }
+  }
+}
+
+TEST_F(SqliteStoreTest, AFileOfANewerVersionIsRefusedAndLeftAlone) {
+  RunSql(JoinPath(folder_, "jobs.db"), "CREATE TABLE x (y); PRAGMA user_version = 1000;");
+  for (int open = 0; open < 2; ++open) {
+    const auto store = SqliteStore::Open(folder_, PosixFileSystem::Get());
+    EXPECT_EQ(store.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(Message(store.status()), HasSubstr("schema 1000"));
+  }
 }
 
 TEST_F(SqliteStoreTest, AFailedBatchLeavesNothingAndCanBeTriedAgain) {
