@@ -1,7 +1,7 @@
 // Does a recipe train as well as BF16? Validation loss of every recipe over perturbed
 // initialisations.
 //
-//   bench_convergence [--data FILE.octd | --text FOLDER…] [--recipes …] [--inits 8] [--steps 400]
+//   bench_convergence [--data FILE.octd | --text FOLDER…] [--recipes …] [--inits 12] [--steps 360]
 //                     [--jobs N] [--deadline SECONDS] [--out FOLDER]
 //
 // Rule of NUMERICS 12: at step 300 and at the end the mean validation loss of a recipe differs from
@@ -9,14 +9,16 @@
 // its own runs) and fp32 stand beside it.
 //
 // What makes the table mean something:
-//  - Initialisation i multiplies every initial weight by 1 + perturbation·noise(i, weight), noise of
+//  - Initialisation i multiplies every initial weight by 1 + perturbation·noise(i, weight), noise
+//  of
 //    the size of FP8's own rounding (1/32). One of 1e-6 leaves all runs of a recipe on one path
 //    through the first steps, where the router takes sides, and then their spread does not say by
 //    how much an equally good recipe may end elsewhere.
 //  - Validation text is taken in blocks from all over the data. A tail would be one or two files
 //    that are like nothing in training, and how a run fares there is luck.
 //  - The rate decays to zero and most of it is gone at step 300, so losses are those of settled
-//    weights.
+//    weights. Its peak is half of where runs begin to scatter: at 2e-3 the losses of bf16 runs have
+//    a standard deviation of 0.8 %, at 1e-3 of 0.13 %.
 //  - Same data order for all; natural routing.
 // Every run is one process (single-threaded); --jobs of them at a time, initialisation by
 // initialisation, so that all recipes progress evenly. bf16, which every comparison shares, gets
@@ -61,9 +63,9 @@ struct Flags {
   std::vector<std::string> text = {"/usr/share/common-licenses", "/usr/include"};
   std::vector<std::string> recipes = {"bf16",          "fp32",     "fp8_delayed", "fp8_current",
                                       "fp8_blockwise", "fp8_flow", "mxfp8"};
-  int inits = 8, jobs = 2;
-  double deadline = 0, peak = 2e-3, perturbation = 1.0 / 32;
-  std::int64_t steps = 400, hidden = 128, expert_hidden = 128, sequence = 128, sequences = 24;
+  int inits = 12, jobs = 2;
+  double deadline = 0, peak = 1e-3, perturbation = 1.0 / 32;
+  std::int64_t steps = 360, hidden = 128, expert_hidden = 128, sequence = 128, sequences = 12;
   std::int64_t validation_tokens = 128 << 10;
   std::int32_t layers = 4, experts = 8, top_k = 2;
 
