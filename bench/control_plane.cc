@@ -1,5 +1,5 @@
 // The controller under load: 1000 workers, 200 jobs, 1000 step reports and 1000 heartbeats a
-// second.
+// second; then telemetry of every quantised tensor beside them.
 //
 //   bench_control_plane [seconds] [folder for the store]
 //
@@ -31,6 +31,7 @@
 #include "base/status.h"
 #include "base/str.h"
 #include "controller/api/server.h"
+#include "controller/core/policy_driver.h"
 #include "controller/store/memory_store.h"
 #include "controller/store/sqlite_store.h"
 #include "grpcpp/grpcpp.h"
@@ -48,6 +49,8 @@ constexpr int kSlots = 8;
 constexpr int kJobs = 200;
 constexpr int kRanks = 32;  // 200 jobs x 32 ranks on 8000 slots
 constexpr int kReportsPerSecond = 1000;
+constexpr int kSnapshotEvery = 10;  // steps of a job (telemetry.interval_steps' default)
+constexpr int kSnapshotTensors = 32 * 4 * 3;
 constexpr int kChannels = 16;
 
 double Seconds(SteadyClock::duration duration) {
@@ -141,7 +144,8 @@ PassFigures MeasurePasses() {
     std::fprintf(stderr, "%s\n", ToString(store.status()).c_str());
     std::_Exit(1);
   }
-  ControllerServer server({.version = "bench"}, store->get(), nullptr, &RealClock::Get());
+  PolicyDriver policy;
+  ControllerServer server({.version = "bench"}, store->get(), &policy, &RealClock::Get());
   const absl::Status started = server.Start();
   const int port = started.ok() ? server.port() : 0;
   if (::write(port_pipe, &port, sizeof(port)) != sizeof(port) || port == 0) {
@@ -224,6 +228,49 @@ class BenchWorker final : public grpc::ClientBidiReactor<internal::v1::WorkerToC
     Write(std::move(message));
     return true;
   }
+  // What this worker's ranks measured over the steps up to `step`, for each job it runs.
+  int Snapshot(const std::string& job_uid, std::int64_t step) {
+    internal::v1::WorkerToController message;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      int ranks = 0;
+      for (const internal::v1::RunningRank& rank : running_) {
+        if (rank.job_uid() == job_uid) {
+          ++ranks;
+          message.mutable_telemetry()->set_attempt(rank.attempt());
+        }
+      }
+      if (ranks == 0) {
+        return 0;
+      }
+      message.mutable_telemetry()->mutable_snapshot()->set_ranks(ranks);
+    }
+    message.mutable_telemetry()->set_job_uid(job_uid);
+    internal::v1::TelemetrySnapshot& snapshot = *message.mutable_telemetry()->mutable_snapshot();
+    snapshot.set_first_step(step - kSnapshotEvery + 1);
+    snapshot.set_last_step(step);
+    snapshot.set_plan_version(1);
+    for (int i = 0; i < kSnapshotTensors; ++i) {
+      internal::v1::TensorStats& tensor = *snapshot.add_tensors();
+      tensor.set_layer(i / 12);
+      tensor.set_op(i / 3 % 4);
+      tensor.set_tensor(i % 3);
+      tensor.set_amax(3.5F);
+      tensor.set_dequant_scale_min(0.01F);
+      tensor.set_dequant_scale_max(0.02F);
+      tensor.set_elements(1 << 20);
+      tensor.set_nonzero(1000000);
+      tensor.set_flushed(1000);
+      tensor.set_signal_energy(1e6);
+      tensor.set_noise_energy(1e2);
+    }
+    Write(std::move(message));
+    return 1;
+  }
+  std::string lead_job() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return lead_.job_uid();
+  }
   bool leads() {
     std::lock_guard<std::mutex> lock(mutex_);
     return leads_;
@@ -286,10 +333,49 @@ class BenchWorker final : public grpc::ClientBidiReactor<internal::v1::WorkerToC
   bool is_done_ = false;
 };
 
+struct RateFigures {
+  double cores = 0, reports_per_second = 0, snapshots_per_second = 0;
+};
 struct LoadFigures {
-  double submit_p50_ms = 0, submit_p99_ms = 0, cores = 0, mebibytes = 0, reports_per_second = 0;
+  double submit_p50_ms = 0, submit_p99_ms = 0, mebibytes = 0, placed_seconds = 0;
+  RateFigures reports, telemetry;
   int running = 0;
 };
+
+// Steps of the leads at the target rate for `seconds`, going on from `*sent`; with snapshots of all
+// workers of a job every kSnapshotEvery steps when `telemetry`.
+RateFigures Report(const std::vector<BenchWorker*>& leads,
+                   const std::vector<std::unique_ptr<BenchWorker>>& workers, pid_t controller,
+                   double seconds, bool telemetry, std::int64_t* sent) {
+  std::mutex mutex;
+  std::condition_variable wake;
+  const double cpu_before = CpuSeconds(controller);
+  const auto begin = SteadyClock::now();
+  auto next = begin;
+  std::int64_t reports = 0, snapshots = 0;
+  while (Seconds(SteadyClock::now() - begin) < seconds) {
+    // A tick of 10 ms; each lead's steps grow by one per report.
+    for (int i = 0; i < kReportsPerSecond / 100; ++i, ++*sent, ++reports) {
+      const auto lead = static_cast<std::size_t>(*sent) % leads.size();
+      const std::int64_t step = 1 + *sent / static_cast<std::int64_t>(leads.size());
+      leads[lead]->Step(step);
+      // Jobs take their snapshots at different times, as jobs do.
+      if (telemetry && (step + static_cast<std::int64_t>(lead)) % kSnapshotEvery == 0) {
+        const std::string job = leads[lead]->lead_job();
+        for (const auto& worker : workers) {
+          snapshots += worker->Snapshot(job, step);
+        }
+      }
+    }
+    next += std::chrono::milliseconds(10);
+    std::unique_lock<std::mutex> lock(mutex);
+    wake.wait_until(lock, next, [] { return false; });
+  }
+  const double elapsed = Seconds(SteadyClock::now() - begin);
+  return {.cores = (CpuSeconds(controller) - cpu_before) / elapsed,
+          .reports_per_second = static_cast<double>(reports) / elapsed,
+          .snapshots_per_second = static_cast<double>(snapshots) / elapsed};
+}
 
 // Submits all jobs while heartbeats flow, then reports steps at the target rate for `seconds`.
 LoadFigures RunLoad(int port, pid_t controller, double seconds) {
@@ -337,37 +423,28 @@ LoadFigures RunLoad(int port, pid_t controller, double seconds) {
       std::exit(1);
     }
   }
-  // Every worker has been heard twice after the last placement.
-  {
+  const auto submitted = SteadyClock::now();
+  const auto pause = [&](std::chrono::milliseconds time) {
     std::unique_lock<std::mutex> lock(mutex);
-    wake.wait_until(lock, heart.get_stop_token(), SteadyClock::now() + std::chrono::seconds(3),
-                    [] { return false; });
-  }
+    wake.wait_until(lock, heart.get_stop_token(), SteadyClock::now() + time, [] { return false; });
+  };
   std::vector<BenchWorker*> leads;
-  for (const auto& worker : workers) {
-    if (worker->leads()) {
-      leads.push_back(worker.get());
-    }
-  }
-  LoadFigures figures{.running = static_cast<int>(leads.size())};
-  if (!leads.empty()) {
-    const double cpu_before = CpuSeconds(controller);
-    const auto begin = SteadyClock::now();
-    auto next = begin;
-    std::int64_t sent = 0;
-    while (Seconds(SteadyClock::now() - begin) < seconds) {
-      // A tick of 10 ms; each lead's steps grow by one per report.
-      for (int i = 0; i < kReportsPerSecond / 100; ++i, ++sent) {
-        const auto lead = static_cast<std::size_t>(sent) % leads.size();
-        leads[lead]->Step(1 + sent / static_cast<std::int64_t>(leads.size()));
+  do {
+    pause(std::chrono::milliseconds(20));
+    leads.clear();
+    for (const auto& worker : workers) {
+      if (worker->leads()) {
+        leads.push_back(worker.get());
       }
-      next += std::chrono::milliseconds(10);
-      std::unique_lock<std::mutex> lock(mutex);
-      wake.wait_until(lock, heart.get_stop_token(), next, [] { return false; });
     }
-    const double elapsed = Seconds(SteadyClock::now() - begin);
-    figures.cores = (CpuSeconds(controller) - cpu_before) / elapsed;
-    figures.reports_per_second = static_cast<double>(sent) / elapsed;
+  } while (leads.size() < kJobs && Seconds(SteadyClock::now() - submitted) < 60);
+  LoadFigures figures{.placed_seconds = Seconds(SteadyClock::now() - submitted),
+                      .running = static_cast<int>(leads.size())};
+  pause(std::chrono::seconds(3));  // every worker has been heard twice since
+  if (!leads.empty()) {
+    std::int64_t sent = 0;
+    figures.reports = Report(leads, workers, controller, seconds, false, &sent);
+    figures.telemetry = Report(leads, workers, controller, seconds, true, &sent);
   }
   figures.mebibytes = PeakMebibytes(controller);
   std::sort(submit_ms.begin(), submit_ms.end());
@@ -431,10 +508,16 @@ int Main(int argc, char** argv) {
       {"submit p99, SQLite on disk", "< 20 ms", Fixed(load.submit_p99_ms, 1) + " ms",
        load.submit_p99_ms < 20},
       {"submit p50", "", Fixed(load.submit_p50_ms, 1) + " ms", true},
-      {"step reports", StrCat(kReportsPerSecond, "/s"), Fixed(load.reports_per_second, 0) + "/s",
-       load.reports_per_second > 0.95 * kReportsPerSecond},
-      {"controller CPU at that rate", "< 0.5 cores", Fixed(load.cores, 2) + " cores",
-       load.cores < 0.5},
+      {"all 200 jobs told to their workers, after the last submit", "",
+       Fixed(load.placed_seconds, 1) + " s", true},
+      {"step reports", StrCat(kReportsPerSecond, "/s"),
+       Fixed(load.reports.reports_per_second, 0) + "/s",
+       load.reports.reports_per_second > 0.95 * kReportsPerSecond},
+      {"controller CPU at that rate", "< 0.5 cores", Fixed(load.reports.cores, 2) + " cores",
+       load.reports.cores < 0.5},
+      {StrCat("the same with ", Fixed(load.telemetry.snapshots_per_second, 0), " snapshots/s of ",
+              kSnapshotTensors, " tensors"),
+       "", Fixed(load.telemetry.cores, 2) + " cores", true},
       {"controller memory, peak", "< 300 MiB", Fixed(load.mebibytes, 0) + " MiB",
        load.mebibytes < 300},
       {"jobs running at once", StrCat(kJobs), StrCat(load.running), load.running == kJobs}};

@@ -157,9 +157,9 @@ std::string ControllerServer::ServiceDiscovery() const {
 }
 
 void ControllerServer::Deliver(Effects effects) {
-  for (const Effect& effect : effects) {
-    if (const auto* send = std::get_if<SendToWorker>(&effect)) {
-      worker_service_.Send(send->session, send->message);
+  for (Effect& effect : effects) {
+    if (auto* send = std::get_if<SendToWorker>(&effect)) {
+      worker_service_.Send(send->session, std::move(send->message));
     } else if (const auto* close = std::get_if<CloseWorkerSession>(&effect)) {
       worker_service_.Close(close->session, close->reason);
     } else if (const auto* publish = std::get_if<PublishEvent>(&effect)) {

@@ -26,7 +26,7 @@ class WorkerSession final : public grpc::ServerBidiReactor<internal::v1::WorkerT
     StartRead(&message_);
   }
 
-  void Send(const internal::v1::ControllerToWorker& message) {
+  void Send(internal::v1::ControllerToWorker message) {
     if (out_.Push(message) == decltype(out_)::PushOutcome::kTooSlow) {
       End(ResourceExhaustedError(
           StrCat("the worker is more than ", kCommandsMax, " commands behind; register again")));
@@ -124,9 +124,9 @@ void WorkerServiceImpl::Remove(SessionId session) {
   sessions_.erase(session);
 }
 
-void WorkerServiceImpl::Send(SessionId session, const internal::v1::ControllerToWorker& message) {
+void WorkerServiceImpl::Send(SessionId session, internal::v1::ControllerToWorker message) {
   if (const std::shared_ptr<WorkerSession> found = Find(session)) {
-    found->Send(message);
+    found->Send(std::move(message));
   }
 }
 

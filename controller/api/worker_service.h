@@ -27,7 +27,7 @@ class WorkerServiceImpl final : public internal::v1::WorkerService::CallbackServ
   Session(grpc::CallbackServerContext* context) override;
 
   // A command for a stream that is gone is dropped: the core repeats it when the worker registers.
-  void Send(SessionId session, const internal::v1::ControllerToWorker& message);
+  void Send(SessionId session, internal::v1::ControllerToWorker message);
   void Close(SessionId session, const std::string& reason);
   void CloseAll();
 

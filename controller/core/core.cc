@@ -18,10 +18,10 @@
 namespace octavo {
 namespace {
 
-// Starting a rank means writing its whole assignment. When much becomes free at once, a pass starts
-// so many (a larger gang is started whole) and leaves the rest to the next, so that heartbeats and
-// clients are heard in between.
-constexpr std::int64_t kRanksStartedPerPass = 256;
+// Starting a gang means storing it and writing its plan to every worker. When much becomes free at
+// once, a pass starts so many ranks (a larger gang is started whole) and leaves the rest to the
+// next, so that heartbeats and clients are heard in between.
+constexpr std::int64_t kRanksStartedPerPass = 64;
 
 // While jobs wait for a back-off, their reason shows the remaining seconds.
 constexpr std::int64_t kRescheduleMicros = 1000000;

@@ -46,7 +46,7 @@ struct MailboxOptions {
   std::int64_t census_ms = 1000;
   // Scheduling passes rest, so that they take a fifth of the thread at most: what arrives meanwhile
   // is answered first and judged by one pass. Bounds of the rest after a pass:
-  std::int64_t pass_rest_min_ms = 10;
+  std::int64_t pass_rest_min_ms = 5;
   std::int64_t pass_rest_max_ms = 100;
 };
 

@@ -435,18 +435,12 @@ WorkerView ViewOf(const WorkerRecord& worker) {
 ClusterView ClusterOf(const CoreState& state) {
   // Busy slots as bits: this runs for every pass over every worker and rank.
   std::unordered_map<std::string_view, std::vector<bool>> busy;
-  const auto occupy = [&busy](std::string_view worker, std::int32_t slot) {
-    std::vector<bool>& slots = busy[worker];
+  const auto occupy = [](std::vector<bool>& slots, std::int32_t slot) {
     if (slot >= 0) {
       slots.resize(std::max(slots.size(), static_cast<std::size_t>(slot) + 1));
       slots[static_cast<std::size_t>(slot)] = true;
     }
   };
-  for (const auto& [name, worker] : state.workers) {
-    for (const auto& [key, rank] : worker.running) {
-      occupy(name, rank.slot());
-    }
-  }
   constexpr std::string_view kPrefix = "workers/";
   for (const std::string& uid : state.live) {
     const JobRecord& job = *state.jobs.at(uid);
@@ -457,7 +451,7 @@ ClusterView ClusterOf(const CoreState& state) {
     for (std::int32_t rank = 0; rank < attempt.ranks_size(); ++rank) {
       if (!attempt.ranks(rank).ended()) {
         const v1::Placement& placement = attempt.attempt().placements(rank);
-        occupy(std::string_view(placement.worker()).substr(kPrefix.size()), placement.slot());
+        occupy(busy[std::string_view(placement.worker()).substr(kPrefix.size())], placement.slot());
       }
     }
   }
@@ -465,11 +459,16 @@ ClusterView ClusterOf(const CoreState& state) {
   cluster.workers.reserve(state.workers.size());
   for (const auto& [name, worker] : state.workers) {
     WorkerView view = ViewOf(worker);
-    const auto taken = busy.find(name);
+    std::vector<bool> taken;
+    if (const auto placed = busy.find(name); placed != busy.end()) {
+      taken = std::move(placed->second);
+    }
+    for (const auto& [key, rank] : worker.running) {
+      occupy(taken, rank.slot());
+    }
     for (const v1::SlotFacts& slot : worker.slots) {
       const auto index = static_cast<std::size_t>(slot.slot());
-      const bool is_busy =
-          taken != busy.end() && index < taken->second.size() && taken->second[index];
+      const bool is_busy = index < taken.size() && taken[index];
       if (!is_busy && !worker.poisoned.contains(slot.slot())) {
         view.free_slots.push_back(slot.slot());
       }
