@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 
 #include "base/check.h"
 #include "kernels/formats/bf16.h"
@@ -33,6 +32,9 @@ HWY_INLINE VI Magnitude(VF x) { return hn::And(hn::BitCast(I32(), x), Const(0x7F
 
 // v >= bits, for bits > 0.
 HWY_INLINE hn::Mask<I32> AtLeast(VI v, std::uint32_t bits) { return hn::Gt(v, Const(bits - 1u)); }
+
+// Vectors of a row that are worked on side by side: as many as registers hold next to constants.
+constexpr int kHeld = 8;
 
 // Counters as vectors of −1 per hit.
 HWY_INLINE std::uint64_t Hits(VI negative_count) {
@@ -185,49 +187,89 @@ struct Range {
   }
 };
 
-void ScanRowImpl(const float* x, std::int64_t n, ScanCounts* counts) {
+template <class T>
+HWY_INLINE void ScanRowLoop(const T* x, std::int64_t n, ScanCounts* counts) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
   const std::int64_t whole = n / lanes * lanes;
-  Range range;
+  Scan scan;
   for (std::int64_t i = 0; i < whole; i += lanes) {
-    range.Add(Load(x + i));
+    scan.Add(Load(x + i));
   }
-  std::uint32_t amax_bits = range.Largest();
-  const bool wild = amax_bits >= 0x7F800000u;
-  if (wild || range.HasZero()) {
-    Scan scan;
-    for (std::int64_t i = 0; i < whole; i += lanes) {
-      scan.Add(Load(x + i));
-    }
-    amax_bits = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), scan.amax)));
-    counts->nonfinite += Hits(scan.nonfinite);
-    counts->zeros += Hits(scan.zeros);
-  }
+  std::uint32_t amax_bits =
+      static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), scan.amax)));
+  counts->nonfinite += Hits(scan.nonfinite);
+  counts->zeros += Hits(scan.zeros);
   for (std::int64_t i = whole; i < n; ++i) {
-    const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(x[i]) & 0x7FFFFFFFu;
-    amax_bits = std::max(amax_bits, FiniteMagnitudeBits(x[i]));
+    const float value = Scalar(x[i]);
+    const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(value) & 0x7FFFFFFFu;
+    amax_bits = std::max(amax_bits, FiniteMagnitudeBits(value));
     counts->nonfinite += magnitude >= 0x7F800000u ? 1u : 0u;
     counts->zeros += magnitude == 0 ? 1u : 0u;
   }
   counts->amax_bits = std::max(counts->amax_bits, amax_bits);
 }
 
+// Counting is for the rare pieces that have something to count.
+template <class T>
+HWY_INLINE void ScanLoop(const Matrix& m, const T* x, ScanCounts* counts) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
+  if (m.cols % lanes == 0 && m.rows > 0) {
+    Range range;
+    for (std::int64_t r = 0; r < m.rows; ++r) {
+      for (std::int64_t i = 0; i < m.cols; i += lanes) {
+        range.Add(Load(x + r * m.stride + i));
+      }
+    }
+    if (range.Largest() < 0x7F800000u && !range.HasZero()) {
+      counts->amax_bits = std::max(counts->amax_bits, range.Largest());
+      return;
+    }
+  }
+  for (std::int64_t r = 0; r < m.rows; ++r) {
+    ScanRowLoop(x + r * m.stride, m.cols, counts);
+  }
+}
+
+void ScanMatrixImpl(const Matrix& m, ScanCounts* counts) {
+  m.dtype == DType::kBF16 ? ScanLoop(m, static_cast<const std::uint16_t*>(m.data), counts)
+                          : ScanLoop(m, static_cast<const float*>(m.data), counts);
+}
+
+// Maxima of kVectors vectors of columns, non-finite elements included. Rows go front to back: whole
+// cache lines, whatever the stride.
+template <int kVectors, class T>
+HWY_INLINE VI MaxColumnsOf(const Matrix& m, const T* x, std::uint32_t* amax_bits) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
+  VI amax[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    amax[v] = hn::Zero(I32());
+  }
+  for (std::int64_t r = 0; r < m.rows; ++r) {
+    for (int v = 0; v < kVectors; ++v) {
+      amax[v] = hn::Max(amax[v], Magnitude(Load(x + r * m.stride + v * lanes)));
+    }
+  }
+  VI largest = hn::Zero(I32());
+  for (int v = 0; v < kVectors; ++v) {
+    largest = hn::Max(largest, amax[v]);
+    hn::StoreU(amax[v], I32(), reinterpret_cast<std::int32_t*>(amax_bits + v * lanes));
+  }
+  return largest;
+}
+
 template <class T>
 HWY_INLINE bool MaxColumnsLoop(const Matrix& m, const T* x, std::uint32_t* amax_bits) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
   VI largest = hn::Zero(I32());
-  bool tame = true;
   std::int64_t c = 0;
-  for (; c + lanes <= m.cols; c += lanes) {
-    VI amax = hn::Zero(I32());
-    for (std::int64_t r = 0; r < m.rows; ++r) {
-      const VI magnitude = Magnitude(Load(x + r * m.stride + c));
-      largest = hn::Max(largest, magnitude);
-      amax = hn::Max(amax, hn::IfThenZeroElse(AtLeast(magnitude, 0x7F800000u), magnitude));
-    }
-    hn::StoreU(amax, I32(), reinterpret_cast<std::int32_t*>(amax_bits + c));
+  for (; c + kHeld * lanes <= m.cols; c += kHeld * lanes) {
+    largest = hn::Max(largest, MaxColumnsOf<kHeld>(m, x + c, amax_bits + c));
   }
-  for (; c < m.cols; ++c) {
+  for (; c + lanes <= m.cols; c += lanes) {
+    largest = hn::Max(largest, MaxColumnsOf<1>(m, x + c, amax_bits + c));
+  }
+  bool tame = hn::GetLane(hn::MaxOfLanes(I32(), largest)) < 0x7F800000;
+  for (c = tame ? c : 0; c < m.cols; ++c) {
     amax_bits[c] = 0;
     for (std::int64_t r = 0; r < m.rows; ++r) {
       const float value = Scalar(x[r * m.stride + c]);
@@ -235,7 +277,7 @@ HWY_INLINE bool MaxColumnsLoop(const Matrix& m, const T* x, std::uint32_t* amax_
       tame = tame && (std::bit_cast<std::uint32_t>(value) & 0x7FFFFFFFu) < 0x7F800000u;
     }
   }
-  return tame && hn::GetLane(hn::MaxOfLanes(I32(), largest)) < 0x7F800000;
+  return tame;
 }
 
 bool MaxColumnsImpl(const Matrix& m, std::uint32_t* amax_bits) {
@@ -266,83 +308,84 @@ HWY_INLINE void EncodeLoop(const float* x, const float* quant_scale, std::int64_
   }
 }
 
-template <class Format>
-HWY_INLINE void EncodeTameLoop(const float* x, float quant_scale, std::int64_t n, std::uint8_t* q) {
+// kVectors vectors of columns of a tame matrix; factor v multiplies vector v, or 0 all of them.
+// Returns the least magnitude codes.
+template <class Format, bool kByColumn, int kVectors, class T>
+HWY_INLINE VI EncodeTameOf(const Matrix& m, const T* x, const float* quant_scale, ByteMatrix q) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
-  const VF factor = hn::Set(F32(), quant_scale);
-  std::int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    const VF scaled = hn::Mul(Load(x + i), factor);
-    StoreCodes(WithSign(EncodeTame<Format>(Magnitude(scaled)), scaled), q + i);
+  VF factor[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    factor[v] = kByColumn ? Load(quant_scale + v * lanes) : hn::Set(F32(), quant_scale[0]);
   }
-  for (; i < n; ++i) {
-    q[i] = Fp8Encode<Format>(x[i] * quant_scale);
-  }
-}
-
-void EncodeTameRowImpl(DType format, const float* x, float quant_scale, std::int64_t n,
-                       std::uint8_t* q) {
-  format == DType::kE4M3 ? EncodeTameLoop<E4M3>(x, quant_scale, n, q)
-                         : EncodeTameLoop<E5M2>(x, quant_scale, n, q);
-}
-
-template <class Format, class T>
-HWY_INLINE void EncodeTameColumnsLoop(const Matrix& m, const T* x, const float* quant_scale,
-                                      ByteMatrix q) {
-  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
-  std::int64_t c = 0;
-  for (; c + lanes <= m.cols; c += lanes) {
-    const VF factor = Load(quant_scale + c);
-    for (std::int64_t r = 0; r < m.rows; ++r) {
-      const VF scaled = hn::Mul(Load(x + r * m.stride + c), factor);
-      StoreCodes(WithSign(EncodeTame<Format>(Magnitude(scaled)), scaled),
-                 q.data + r * q.stride + c);
+  VI least = Const(0x7Fu);
+  for (std::int64_t r = 0; r < m.rows; ++r) {
+    for (int v = 0; v < kVectors; ++v) {
+      const VF scaled = hn::Mul(Load(x + r * m.stride + v * lanes), factor[v]);
+      const VI code = EncodeTame<Format>(Magnitude(scaled));
+      least = hn::Min(least, code);
+      StoreCodes(WithSign(code, scaled), q.data + r * q.stride + v * lanes);
     }
   }
+  return least;
+}
+
+std::uint64_t CountZeroCodes(const std::uint8_t* q, std::int64_t n) {
+  std::uint32_t zeros = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    zeros += (q[i] & 0x7F) == 0 ? 1u : 0u;
+  }
+  return zeros;
+}
+
+// counts null: nobody counts. Nothing saturates in a tame matrix.
+template <class Format, bool kByColumn, class T>
+HWY_INLINE void EncodeTameLoop(const Matrix& m, const T* x, const float* quant_scale, ByteMatrix q,
+                               CastCounts* counts) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
+  VI least = Const(0x7Fu);
+  std::int64_t c = 0;
+  const auto part = [&](std::int64_t at) { return ByteMatrix{q.data + at, q.stride}; };
+  for (; c + kHeld * lanes <= m.cols; c += kHeld * lanes) {
+    least = hn::Min(least, EncodeTameOf<Format, kByColumn, kHeld>(
+                               m, x + c, quant_scale + (kByColumn ? c : 0), part(c)));
+  }
+  for (; c + lanes <= m.cols; c += lanes) {
+    least = hn::Min(least, EncodeTameOf<Format, kByColumn, 1>(
+                               m, x + c, quant_scale + (kByColumn ? c : 0), part(c)));
+  }
+  bool zero = !hn::AllFalse(I32(), hn::Eq(least, hn::Zero(I32())));
   for (; c < m.cols; ++c) {
     for (std::int64_t r = 0; r < m.rows; ++r) {
-      q.data[r * q.stride + c] = Fp8Encode<Format>(Scalar(x[r * m.stride + c]) * quant_scale[c]);
+      const float scaled = Scalar(x[r * m.stride + c]) * quant_scale[kByColumn ? c : 0];
+      q.data[r * q.stride + c] = Fp8Encode<Format>(scaled);
+      zero = zero || (q.data[r * q.stride + c] & 0x7F) == 0;
     }
   }
+  for (std::int64_t r = 0; counts != nullptr && zero && r < m.rows; ++r) {
+    counts->zero_codes += CountZeroCodes(q.data + r * q.stride, m.cols);
+  }
 }
 
-void EncodeTameColumnsImpl(DType format, const Matrix& m, const float* quant_scale, ByteMatrix q) {
-  const auto* narrow = static_cast<const std::uint16_t*>(m.data);
-  const auto* wide = static_cast<const float*>(m.data);
-  if (format == DType::kE4M3) {
-    m.dtype == DType::kBF16 ? EncodeTameColumnsLoop<E4M3>(m, narrow, quant_scale, q)
-                            : EncodeTameColumnsLoop<E4M3>(m, wide, quant_scale, q);
+template <class Format, bool kByColumn>
+HWY_INLINE void EncodeTameMatrix(const Matrix& m, const float* quant_scale, ByteMatrix q,
+                                 CastCounts* counts) {
+  if (m.dtype == DType::kBF16) {
+    EncodeTameLoop<Format, kByColumn>(m, static_cast<const std::uint16_t*>(m.data), quant_scale, q,
+                                      counts);
   } else {
-    m.dtype == DType::kBF16 ? EncodeTameColumnsLoop<E5M2>(m, narrow, quant_scale, q)
-                            : EncodeTameColumnsLoop<E5M2>(m, wide, quant_scale, q);
+    EncodeTameLoop<Format, kByColumn>(m, static_cast<const float*>(m.data), quant_scale, q, counts);
   }
 }
 
-// Decoding, multiplying by a power of two and casting again is exact but for the cast's rounding,
-// which is RescaleCode's; codes stay in the vector unit.
-std::uint64_t RescaleRowImpl(const std::uint8_t* q, int k, std::int64_t n, std::uint8_t* out) {
-  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
-  const hn::Rebind<std::uint8_t, F32> d8;
-  const VF factor = hn::Set(F32(), PowerOfTwo(-k));
-  VI flushed = hn::Zero(I32());
-  std::int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    const VI code = hn::PromoteTo(I32(), hn::LoadU(d8, q + i));
-    const VI before = hn::And(code, Const(0x7Fu));
-    const VF scaled = hn::Mul(Decode<E4M3>(before), factor);
-    VI after = EncodeTame<E4M3>(hn::BitCast(I32(), scaled));
-    after = hn::IfThenElse(hn::Eq(before, Const(kFp8Nan)), before, after);
-    // −1 for a zero after, +1 back for a zero before.
-    flushed = hn::Add(flushed, hn::VecFromMask(I32(), hn::Eq(after, hn::Zero(I32()))));
-    flushed = hn::Sub(flushed, hn::VecFromMask(I32(), hn::Eq(before, hn::Zero(I32()))));
-    StoreCodes(hn::Or(after, hn::And(code, Const(0x80u))), out + i);
+void EncodeTameImpl(DType format, const Matrix& m, const float* quant_scale, bool by_column,
+                    ByteMatrix q, CastCounts* counts) {
+  if (format == DType::kE4M3) {
+    by_column ? EncodeTameMatrix<E4M3, true>(m, quant_scale, q, counts)
+              : EncodeTameMatrix<E4M3, false>(m, quant_scale, q, counts);
+  } else {
+    by_column ? EncodeTameMatrix<E5M2, true>(m, quant_scale, q, counts)
+              : EncodeTameMatrix<E5M2, false>(m, quant_scale, q, counts);
   }
-  std::uint64_t count = Hits(flushed);
-  for (; i < n; ++i) {
-    out[i] = RescaleCode(q[i], k);
-    count += (q[i] & 0x7F) != 0 && (out[i] & 0x7F) == 0 ? 1u : 0u;
-  }
-  return count;
 }
 
 void EncodeRowImpl(DType format, const float* x, const float* quant_scale, bool by_column,
@@ -359,17 +402,10 @@ void EncodeRowImpl(DType format, const float* x, const float* quant_scale, bool 
   }
 }
 
-std::uint64_t CountZeroCodes(const std::uint8_t* q, std::int64_t n) {
-  std::uint64_t zeros = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    zeros += (q[i] & 0x7F) == 0 ? 1u : 0u;
-  }
-  return zeros;
-}
-
-// One tile held in `vectors` registers, or read twice when that is 0.
+// One row; a tile is held in `kVectors` registers, or read twice when that is 0.
 template <class Format, class T, int kVectors>
-HWY_INLINE void TileLoop(const RowTiles& row, const T* x, RowTileCounts* counts) {
+HWY_INLINE void TileLoop(const RowTiles& row, const T* x, std::uint8_t* q, float* dequant_scale,
+                         RowTileCounts* counts) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
   std::uint32_t row_amax = counts->scan.amax_bits;
   for (std::int64_t begin = 0; begin < row.cols; begin += row.tile) {
@@ -406,33 +442,33 @@ HWY_INLINE void TileLoop(const RowTiles& row, const T* x, RowTileCounts* counts)
     if (wild) {
       Cast cast;
       for (std::int64_t i = begin; i < end; i += lanes) {
-        StoreCodes(cast.Add<Format>(hn::Mul(Load(x + i), factor)), row.q + i);
+        StoreCodes(cast.Add<Format>(hn::Mul(Load(x + i), factor)), q + i);
       }
       counts->cast.saturated += Hits(cast.saturated);
       counts->cast.zero_codes += Hits(cast.zero_codes);
     } else {
       // amax·Q exceeds M by a rounding at most, which is far below the saturation threshold.
       VI least_code = Const(0x7Fu);
-      const auto encode = [&](VF value, std::uint8_t* q) HWY_ATTR {
+      const auto encode = [&](VF value, std::uint8_t* to) HWY_ATTR {
         const VF scaled = hn::Mul(value, factor);
         const VI code = EncodeTame<Format>(Magnitude(scaled));
         least_code = hn::Min(least_code, code);
-        StoreCodes(WithSign(code, scaled), q);
+        StoreCodes(WithSign(code, scaled), to);
       };
       if constexpr (kVectors > 0) {
         for (int v = 0; v < kVectors; ++v) {
-          encode(held[v], row.q + begin + v * lanes);
+          encode(held[v], q + begin + v * lanes);
         }
       } else {
         for (std::int64_t i = begin; i < end; i += lanes) {
-          encode(Load(x + i), row.q + i);
+          encode(Load(x + i), q + i);
         }
       }
       if (!hn::AllFalse(I32(), hn::Eq(least_code, hn::Zero(I32())))) {
-        counts->cast.zero_codes += CountZeroCodes(row.q + begin, row.tile);
+        counts->cast.zero_codes += CountZeroCodes(q + begin, row.tile);
       }
     }
-    row.dequant_scale[begin / row.tile * row.dequant_scale_stride] = scale.dequant_scale;
+    dequant_scale[begin / row.tile * row.dequant_scale_stride] = scale.dequant_scale;
     row_amax = std::max(row_amax, amax_bits);
     if (amax_bits != 0) {
       const float least = counts->dequant_scale_min;
@@ -444,16 +480,23 @@ HWY_INLINE void TileLoop(const RowTiles& row, const T* x, RowTileCounts* counts)
   counts->scan.amax_bits = row_amax;
 }
 
+template <class Format, int kVectors, class T>
+HWY_INLINE void TileRows(const RowTiles& tiles, const T* x, RowTileCounts* counts) {
+  for (std::int64_t r = 0; r < tiles.rows; ++r) {
+    TileLoop<Format, T, kVectors>(tiles, x + r * tiles.x_stride, tiles.q + r * tiles.q_stride,
+                                  tiles.dequant_scale + r * tiles.dequant_scale_row_stride, counts);
+  }
+}
+
 template <class Format, class T>
-HWY_INLINE void TileLoops(const RowTiles& row, const T* x, RowTileCounts* counts) {
-  // Registers suffice for 8 vectors of a tile next to the constants.
-  const std::int64_t vectors = row.tile / static_cast<std::int64_t>(hn::Lanes(F32()));
+HWY_INLINE void TileLoops(const RowTiles& tiles, const T* x, RowTileCounts* counts) {
+  const std::int64_t vectors = tiles.tile / static_cast<std::int64_t>(hn::Lanes(F32()));
   if (vectors == 8) {
-    TileLoop<Format, T, 8>(row, x, counts);
+    TileRows<Format, 8>(tiles, x, counts);
   } else if (vectors == 2) {
-    TileLoop<Format, T, 2>(row, x, counts);
+    TileRows<Format, 2>(tiles, x, counts);
   } else {
-    TileLoop<Format, T, 0>(row, x, counts);
+    TileRows<Format, 0>(tiles, x, counts);
   }
 }
 
@@ -469,18 +512,32 @@ void QuantizeRowTilesImpl(const RowTiles& row, RowTileCounts* counts) {
   }
 }
 
-template <class Format>
-HWY_INLINE void DecodeLoop(const std::uint8_t* q, float dequant_scale, std::int64_t n, float* x) {
+HWY_INLINE void StoreDecoded(VF x, float* out) { hn::StoreU(x, F32(), out); }
+HWY_INLINE void StoreDecoded(VF x, std::uint16_t* out) {
+  const VI bits = hn::BitCast(I32(), x);
+  const hn::RebindToUnsigned<F32> du;
+  const hn::Rebind<std::uint16_t, F32> d16;
+  const VI odd = hn::And(hn::ShiftRight<16>(bits), Const(1));
+  const VI rounded = hn::Add(bits, hn::Add(odd, Const(0x7FFFu)));
+  VI code = hn::BitCast(I32(), hn::ShiftRight<16>(hn::BitCast(du, rounded)));
+  code = hn::IfThenElse(hn::Gt(Magnitude(x), Const(0x7F800000u)), Const(0x7FFFu), code);
+  hn::StoreU(hn::DemoteTo(d16, code), d16, out);
+}
+HWY_INLINE void SetDecoded(float x, float* out) { *out = x; }
+HWY_INLINE void SetDecoded(float x, std::uint16_t* out) { *out = Bf16FromFloat(x); }
+
+template <class Format, class T>
+HWY_INLINE void DecodeLoop(const std::uint8_t* q, float dequant_scale, std::int64_t n, T* x) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
   const hn::Rebind<std::uint8_t, F32> d8;
   const VF factor = hn::Set(F32(), dequant_scale);
   std::int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
     const VI code = hn::PromoteTo(I32(), hn::LoadU(d8, q + i));
-    hn::StoreU(hn::Mul(Decode<Format>(code), factor), F32(), x + i);
+    StoreDecoded(hn::Mul(Decode<Format>(code), factor), x + i);
   }
   for (; i < n; ++i) {
-    x[i] = Fp8Decode<Format>(q[i]) * dequant_scale;
+    SetDecoded(Fp8Decode<Format>(q[i]) * dequant_scale, x + i);
   }
 }
 
@@ -490,23 +547,40 @@ void DecodeRowImpl(DType format, const std::uint8_t* q, float dequant_scale, std
                          : DecodeLoop<E5M2>(q, dequant_scale, n, x);
 }
 
+template <class Format, class T>
+HWY_INLINE void DecodeTilesLoop(const DecodeTilesArgs& a, T* x) {
+  for (std::int64_t at = 0; at < a.cols; at += a.tile) {
+    DecodeLoop<Format>(a.q + at, a.dequant_scale[at / a.tile * a.dequant_scale_stride],
+                       std::min(a.tile, a.cols - at), x + at);
+  }
+}
+
+void DecodeTilesImpl(const DecodeTilesArgs& a) {
+  auto* narrow = static_cast<std::uint16_t*>(a.x);
+  auto* wide = static_cast<float*>(a.x);
+  if (a.format == DType::kE4M3) {
+    a.x_dtype == DType::kBF16 ? DecodeTilesLoop<E4M3>(a, narrow) : DecodeTilesLoop<E4M3>(a, wide);
+  } else {
+    a.x_dtype == DType::kBF16 ? DecodeTilesLoop<E5M2>(a, narrow) : DecodeTilesLoop<E5M2>(a, wide);
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace octavo::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace octavo::cpu {
-HWY_EXPORT(ScanRowImpl);
+HWY_EXPORT(ScanMatrixImpl);
 HWY_EXPORT(MaxColumnsImpl);
-HWY_EXPORT(EncodeTameColumnsImpl);
 HWY_EXPORT(EncodeRowImpl);
-HWY_EXPORT(EncodeTameRowImpl);
-HWY_EXPORT(RescaleRowImpl);
+HWY_EXPORT(EncodeTameImpl);
 HWY_EXPORT(QuantizeRowTilesImpl);
 HWY_EXPORT(DecodeRowImpl);
+HWY_EXPORT(DecodeTilesImpl);
 
-void ScanRow(const float* x, std::int64_t n, ScanCounts* counts) {
-  HWY_DYNAMIC_DISPATCH(ScanRowImpl)(x, n, counts);
+void ScanMatrix(const Matrix& m, ScanCounts* counts) {
+  HWY_DYNAMIC_DISPATCH(ScanMatrixImpl)(m, counts);
 }
 
 bool MaxColumns(const Matrix& m, std::uint32_t* amax_bits) {
@@ -514,7 +588,7 @@ bool MaxColumns(const Matrix& m, std::uint32_t* amax_bits) {
 }
 
 void EncodeTameColumns(DType format, const Matrix& m, const float* quant_scale, ByteMatrix q) {
-  HWY_DYNAMIC_DISPATCH(EncodeTameColumnsImpl)(format, m, quant_scale, q);
+  HWY_DYNAMIC_DISPATCH(EncodeTameImpl)(format, m, quant_scale, true, q, nullptr);
 }
 
 void EncodeRow(DType format, const float* x, float quant_scale, std::int64_t n, std::uint8_t* q,
@@ -527,21 +601,9 @@ void EncodeRowByColumn(DType format, const float* x, const float* quant_scale, s
   HWY_DYNAMIC_DISPATCH(EncodeRowImpl)(format, x, quant_scale, true, n, q, counts);
 }
 
-void EncodeTameRow(DType format, const float* x, float quant_scale, std::int64_t n, std::uint8_t* q,
-                   CastCounts* counts) {
-  HWY_DYNAMIC_DISPATCH(EncodeTameRowImpl)(format, x, quant_scale, n, q);
-  for (std::int64_t i = 0; i < n; ++i) {
-    counts->zero_codes += (q[i] & 0x7F) == 0 ? 1u : 0u;
-  }
-}
-
-std::uint64_t RescaleRow(const std::uint8_t* q, int k, std::int64_t n, std::uint8_t* out) {
-  if (k == 0) {
-    std::memcpy(out, q, static_cast<std::size_t>(n));
-    return 0;
-  }
-  // From 19 on every finite code is zero already.
-  return HWY_DYNAMIC_DISPATCH(RescaleRowImpl)(q, std::min(k, 19), n, out);
+void EncodeTame(DType format, const Matrix& m, float quant_scale, ByteMatrix q,
+                CastCounts* counts) {
+  HWY_DYNAMIC_DISPATCH(EncodeTameImpl)(format, m, &quant_scale, false, q, counts);
 }
 
 void QuantizeRowTiles(const RowTiles& row, RowTileCounts* counts) {
@@ -557,47 +619,9 @@ void DecodeRow(DType format, const std::uint8_t* q, float dequant_scale, std::in
   HWY_DYNAMIC_DISPATCH(DecodeRowImpl)(format, q, dequant_scale, n, x);
 }
 
-namespace {
-
-typedef std::uint8_t Bytes16 __attribute__((vector_size(16)));
-
-// Interleaves halves of rows i and i + 8; four rounds of it transpose a 16×16 matrix.
-void Interleave16(const Bytes16* in, Bytes16* out) {
-  for (int i = 0; i < 8; ++i) {
-    out[2 * i] = __builtin_shufflevector(in[i], in[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21,
-                                         6, 22, 7, 23);
-    out[2 * i + 1] = __builtin_shufflevector(in[i], in[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28,
-                                             13, 29, 14, 30, 15, 31);
-  }
-}
-
-}  // namespace
-
-void TransposeBytes(ByteMatrix src, std::int64_t rows, std::int64_t cols, ByteMatrix dst) {
-  constexpr std::int64_t kEdge = 16;
-  const std::int64_t whole_rows = rows / kEdge * kEdge;
-  const std::int64_t whole_cols = cols / kEdge * kEdge;
-  Bytes16 a[kEdge];
-  Bytes16 b[kEdge];
-  for (std::int64_t c = 0; c < whole_cols; c += kEdge) {
-    for (std::int64_t r = 0; r < whole_rows; r += kEdge) {
-      for (std::int64_t i = 0; i < kEdge; ++i) {
-        std::memcpy(&a[i], src.data + (r + i) * src.stride + c, kEdge);
-      }
-      Interleave16(a, b);
-      Interleave16(b, a);
-      Interleave16(a, b);
-      Interleave16(b, a);
-      for (std::int64_t i = 0; i < kEdge; ++i) {
-        std::memcpy(dst.data + (c + i) * dst.stride + r, &a[i], kEdge);
-      }
-    }
-  }
-  for (std::int64_t c = 0; c < cols; ++c) {
-    for (std::int64_t r = c < whole_cols ? whole_rows : 0; r < rows; ++r) {
-      dst.data[c * dst.stride + r] = src.data[r * src.stride + c];
-    }
-  }
+void DecodeTiles(const DecodeTilesArgs& args) {
+  OCTAVO_CHECK(args.tile > 0, "tile = %lld", static_cast<long long>(args.tile));
+  HWY_DYNAMIC_DISPATCH(DecodeTilesImpl)(args);
 }
 
 }  // namespace octavo::cpu

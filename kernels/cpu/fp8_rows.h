@@ -1,4 +1,4 @@
-// Vector loops of FP8 quantisation on FP32 rows: scan for amax, encode, decode, transpose codes.
+// Vector loops of FP8 quantisation: scan for amax, encode, decode.
 //
 // Compiled once per instruction set with Highway's dynamic dispatch. Every loop is element-wise or
 // reduces by max and integer addition, so the bits are those of the scalar definitions in
@@ -24,9 +24,6 @@ struct CastCounts {
   std::uint64_t zero_codes = 0;  // q == 0, sign ignored
 };
 
-// Adds to counts.
-void ScanRow(const float* x, std::int64_t n, ScanCounts* counts);
-
 // A [rows, cols] piece of an FP32 or BF16 matrix; stride in elements.
 struct Matrix {
   const void* data;
@@ -39,6 +36,9 @@ struct ByteMatrix {
   std::uint8_t* data;
   std::int64_t stride;
 };
+
+// Adds to counts.
+void ScanMatrix(const Matrix& m, ScanCounts* counts);
 
 // amax_bits[c] = bits of max |m(r, c)| over finite elements of column c, 0 without one. True when
 // all elements are finite.
@@ -56,28 +56,25 @@ void EncodeRow(DType format, const float* x, float quant_scale, std::int64_t n, 
 void EncodeRowByColumn(DType format, const float* x, const float* quant_scale, std::int64_t n,
                        std::uint8_t* q, CastCounts* counts);
 
-// As EncodeRow for a tame row, in which nothing can saturate.
-void EncodeTameRow(DType format, const float* x, float quant_scale, std::int64_t n, std::uint8_t* q,
-                   CastCounts* counts);
+// q(r, c) = cast(m(r, c) · quant_scale) of a tame matrix, in which nothing can saturate; adds to
+// counts.
+void EncodeTame(DType format, const Matrix& m, float quant_scale, ByteMatrix q, CastCounts* counts);
 
-// out[i] = RescaleCode(q[i], k) for k >= 0 (NUMERICS 6, E4M3); returns how many nonzero codes
-// became zero.
-std::uint64_t RescaleRow(const std::uint8_t* q, int k, std::int64_t n, std::uint8_t* out);
-
-// One row of row tiles, the hot path: for each tile of `tile` elements (32 or 128; cols is a
-// multiple) finds amax, chooses Q (mx: NUMERICS 7, else NUMERICS 2 with pow2), encodes and stores D
-// at dequant_scale[tile · dequant_scale_stride].
+// Rows of row tiles, the hot path: for each tile of `tile` elements (32 or 128; cols is a multiple)
+// finds amax, chooses Q (mx: NUMERICS 7, else NUMERICS 2 with pow2), encodes and stores D at
+// dequant_scale[row · dequant_scale_row_stride + tile · dequant_scale_stride].
 struct RowTiles {
-  const void* x;  // [cols]
+  const void* x;  // [rows, cols]
   DType x_dtype;  // kF32 or kBF16
-  std::int64_t cols;
+  std::int64_t rows, x_stride, cols;
   std::int64_t tile;
   DType format;
   bool pow2, mx;
   float min_dequant_scale;  // as in QuantizeRule
-  std::uint8_t* q;          // [cols]
+  std::uint8_t* q;          // [rows, cols]
+  std::int64_t q_stride;
   float* dequant_scale;
-  std::int64_t dequant_scale_stride;
+  std::int64_t dequant_scale_row_stride, dequant_scale_stride;
 };
 // D over tiles with amax > 0; min 0 while there was none.
 struct RowTileCounts {
@@ -90,7 +87,17 @@ void QuantizeRowTiles(const RowTiles& row, RowTileCounts* counts);
 // x[i] = decode(q[i]) · dequant_scale.
 void DecodeRow(DType format, const std::uint8_t* q, float dequant_scale, std::int64_t n, float* x);
 
-// dst[c][r] = src[r][c] for a [rows, cols] byte matrix.
-void TransposeBytes(ByteMatrix src, std::int64_t rows, std::int64_t cols, ByteMatrix dst);
+// One row of tiles: x[c] = decode(q[c]) · dequant_scale[c / tile · dequant_scale_stride], rounded
+// to x_dtype (kF32 or kBF16).
+struct DecodeTilesArgs {
+  DType format;
+  const std::uint8_t* q;  // [cols]
+  std::int64_t cols, tile;
+  const float* dequant_scale;
+  std::int64_t dequant_scale_stride;
+  void* x;  // [cols]
+  DType x_dtype;
+};
+void DecodeTiles(const DecodeTilesArgs& args);
 
 }  // namespace octavo::cpu

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/cpu/byte_tiles.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/formats/fp8.h"
 #include "kernels/formats/scale.h"
@@ -22,21 +23,22 @@ const void* RowOf(const Matrix& m, std::int64_t row) {
 void QuantizeBandRows(const BlockQuantizeArgs& args, RowTileCounts* counts) {
   const QTensor& row = *args.row;
   const std::int64_t tile = TileLength(args.rule.tiling);
-  for (std::int64_t r = 0; r < args.band.real; ++r) {
-    const std::int64_t at = args.band.row + r;
-    QuantizeRowTiles({.x = RowOf(args.block, r),
-                      .x_dtype = args.block.dtype,
-                      .cols = args.width,
-                      .tile = tile,
-                      .format = args.rule.format,
-                      .pow2 = args.rule.pow2,
-                      .mx = args.rule.tiling == Tiling::kRow32,
-                      .min_dequant_scale = args.rule.min_dequant_scale,
-                      .q = row.q + at * row.stride() + args.col_begin,
-                      .dequant_scale = DequantScaleAt(row, at, args.col_begin / tile),
-                      .dequant_scale_stride = row.scale_tile_stride},
-                     counts);
-  }
+  QuantizeRowTiles({.x = args.block.data,
+                    .x_dtype = args.block.dtype,
+                    .rows = args.band.real,
+                    .x_stride = args.block.stride,
+                    .cols = args.width,
+                    .tile = tile,
+                    .format = args.rule.format,
+                    .pow2 = args.rule.pow2,
+                    .mx = args.rule.tiling == Tiling::kRow32,
+                    .min_dequant_scale = args.rule.min_dequant_scale,
+                    .q = row.q + args.band.row * row.stride() + args.col_begin,
+                    .q_stride = row.stride(),
+                    .dequant_scale = DequantScaleAt(row, args.band.row, args.col_begin / tile),
+                    .dequant_scale_row_stride = row.scale_row_stride,
+                    .dequant_scale_stride = row.scale_tile_stride},
+                   counts);
   const std::int64_t first_pad = args.band.row + args.band.real;
   const std::int64_t end = args.band.row + args.band.stored;
   for (std::int64_t at = first_pad; at < end; ++at) {
@@ -89,16 +91,20 @@ void QuantizeBandColumns(Context& context, const BlockQuantizeArgs& args, RowTil
       for (std::int64_t r = 0; r < real; ++r) {
         const float* x = LoadRow(RowOf(piece, r), piece.dtype, 0, args.width, buffer);
         if (counts != nullptr) {
-          ScanRow(x, args.width, &counts->scan);
+          ScanMatrix({x, DType::kF32, args.width, 1, args.width}, &counts->scan);
         }
         EncodeRowByColumn(args.rule.format, x, quant_scale, args.width, codes + (first + r) * kTile,
                           counts != nullptr ? &counts->cast : &unused);
       }
     }
-    std::memset(codes + (first + real) * kTile, 0, static_cast<std::size_t>((tile - real) * kTile));
   }
-  TransposeBytes({codes, kTile}, kTile, args.width,
-                 {col.q + args.col_begin * col.stride() + args.band.row, col.stride()});
+  // Rows from band.real on are read as zero. A tile of MX that has no real row was not encoded.
+  TransposeTile({.src = {codes, kTile},
+                 .rows = args.band.real,
+                 .padded_rows = kTile,
+                 .cols = args.width,
+                 .shift = nullptr,
+                 .dst = {col.q + args.col_begin * col.stride() + args.band.row, col.stride()}});
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/cpu/byte_tiles.h"
 #include "kernels/cpu/ops_cpu.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/formats/scale.h"
@@ -62,20 +63,23 @@ void QuantizeRows(OpsContext* ops_context, const QuantizeRowsArgs& args) {
   ForEachBand(args.groups, [&](const Band& band) {
     RowTileCounts counts;
     if (!args.col.present()) {
-      for (std::int64_t r = band.row; r < band.row + band.real; ++r) {
-        QuantizeRowTiles({.x = At(args.x, args.x_dtype, r * args.cols),
-                          .x_dtype = args.x_dtype,
-                          .cols = args.cols,
-                          .tile = tile,
-                          .format = args.rule.format,
-                          .pow2 = args.rule.pow2,
-                          .mx = args.rule.tiling == Tiling::kRow32,
-                          .min_dequant_scale = args.rule.min_dequant_scale,
-                          .q = args.row.q + r * args.row.stride(),
-                          .dequant_scale = args.row.dequant_scale + r * args.row.scale_row_stride,
-                          .dequant_scale_stride = args.row.scale_tile_stride},
-                         &counts);
-      }
+      QuantizeRowTiles(
+          {.x = At(args.x, args.x_dtype, band.row * args.cols),
+           .x_dtype = args.x_dtype,
+           .rows = band.real,
+           .x_stride = args.cols,
+           .cols = args.cols,
+           .tile = tile,
+           .format = args.rule.format,
+           .pow2 = args.rule.pow2,
+           .mx = args.rule.tiling == Tiling::kRow32,
+           .min_dequant_scale = args.rule.min_dequant_scale,
+           .q = args.row.q + band.row * args.row.stride(),
+           .q_stride = args.row.stride(),
+           .dequant_scale = args.row.dequant_scale + band.row * args.row.scale_row_stride,
+           .dequant_scale_row_stride = args.row.scale_row_stride,
+           .dequant_scale_stride = args.row.scale_tile_stride},
+          &counts);
       PadBandRows(band, args.rule, args.row);
     } else {
       for (std::int64_t c = 0; c < args.cols; c += kTile) {
@@ -116,17 +120,20 @@ void QuantizeBlocks(OpsContext* ops_context, const QuantizeBlocksArgs& args) {
       for (std::int64_t k = 0; k < args.k; k += kTile) {
         const float* w = args.w + (g * args.n + n) * args.k + k;
         ScanCounts scan;
-        for (std::int64_t r = 0; r < kTile; ++r) {
-          ScanRow(w + r * args.k, kTile, &scan);
-        }
+        const Matrix block = {w, DType::kF32, args.k, kTile, kTile};
+        ScanMatrix(block, &scan);
         const ScalePair scale = ScaleFromAmaxPair(std::bit_cast<float>(scan.amax_bits), format_max,
                                                   args.rule.pow2, 0, args.rule.min_dequant_scale);
         std::uint8_t* q = args.row.q + (g * args.n + n) * args.row.stride() + k;
         // Without non-finite elements amax·Q is M at most, but for a rounding.
-        const auto encode = scan.nonfinite == 0 ? EncodeTameRow : EncodeRow;
-        for (std::int64_t r = 0; r < kTile; ++r) {
-          encode(args.rule.format, w + r * args.k, scale.quant_scale, kTile,
-                 q + r * args.row.stride(), &counts.cast);
+        if (scan.nonfinite == 0) {
+          EncodeTame(args.rule.format, block, scale.quant_scale, {q, args.row.stride()},
+                     &counts.cast);
+        } else {
+          for (std::int64_t r = 0; r < kTile; ++r) {
+            EncodeRow(args.rule.format, w + r * args.k, scale.quant_scale, kTile,
+                      q + r * args.row.stride(), &counts.cast);
+          }
         }
         args.row.dequant_scale[(g * args.n + n) / kTile * args.row.scale_row_stride +
                                k / kTile * args.row.scale_tile_stride] = scale.dequant_scale;
@@ -150,15 +157,13 @@ void QuantizeBlocks(OpsContext* ops_context, const QuantizeBlocksArgs& args) {
   }
 }
 
-void Amax(OpsContext* ops_context, const AmaxArgs& args) {
+void Amax(OpsContext*, const AmaxArgs& args) {
   CheckInput(args.x_dtype, args.cols, "amax");
-  float* buffer = Get(ops_context).row.Get<float>(args.cols);
   for (std::int64_t g = 0; g < args.groups.count; ++g) {
     ScanCounts scan;
-    const std::int64_t begin = args.groups.host_begin[g];
-    for (std::int64_t r = begin; r < begin + args.groups.host_rows[g]; ++r) {
-      ScanRow(LoadRow(args.x, args.x_dtype, r * args.cols, args.cols, buffer), args.cols, &scan);
-    }
+    ScanMatrix({At(args.x, args.x_dtype, args.groups.host_begin[g] * args.cols), args.x_dtype,
+                args.cols, args.groups.host_rows[g], args.cols},
+               &scan);
     args.amax[g] = std::bit_cast<float>(scan.amax_bits);
     if (args.has_nonfinite != nullptr) {
       args.has_nonfinite[g] = scan.nonfinite != 0 ? 1 : 0;
@@ -203,42 +208,57 @@ void QuantizeTensor(OpsContext* ops_context, const QuantizeTensorArgs& args) {
   ForEachBand(args.groups, [&](const Band& band) {
     const float quant_scale = args.quant_scale[band.group];
     RowTileCounts counts;
-    for (std::int64_t r = 0; r < kTile; ++r) {
-      std::uint8_t* q = codes + r * args.cols;
-      if (r < band.real) {
-        const float* x =
-            LoadRow(args.x, args.x_dtype, (band.row + r) * args.cols, args.cols, buffer);
-        ScanCounts scan;
-        ScanRow(x, args.cols, &scan);
-        const float reach = std::bit_cast<float>(scan.amax_bits) * quant_scale;
-        const bool tame = scan.nonfinite == 0 && reach <= Fp8Max(args.format);
-        (tame ? EncodeTameRow : EncodeRow)(args.format, x, quant_scale, args.cols, q, &counts.cast);
-        AddScan(scan, &counts.scan);
-      } else {
-        std::memset(q, 0, static_cast<std::size_t>(args.cols));
-      }
-      if (args.row.present() && r < band.stored) {
-        std::memcpy(args.row.q + (band.row + r) * args.row.stride(), q,
-                    static_cast<std::size_t>(args.cols));
+    const ByteMatrix q = args.row.present() ? ByteMatrix{args.row.q + band.row * args.row.stride(),
+                                                         args.row.stride()}
+                                            : ByteMatrix{codes, args.cols};
+    const Matrix m = {At(args.x, args.x_dtype, band.row * args.cols), args.x_dtype, args.cols,
+                      band.real, args.cols};
+    ScanMatrix(m, &counts.scan);
+    const float reach = std::bit_cast<float>(counts.scan.amax_bits) * quant_scale;
+    if (counts.scan.nonfinite == 0 && reach <= Fp8Max(args.format)) {
+      EncodeTame(args.format, m, quant_scale, q, &counts.cast);
+    } else {
+      for (std::int64_t r = 0; r < band.real; ++r) {
+        EncodeRow(args.format,
+                  LoadRow(args.x, args.x_dtype, (band.row + r) * args.cols, args.cols, buffer),
+                  quant_scale, args.cols, q.data + r * q.stride, &counts.cast);
       }
     }
+    for (std::int64_t r = band.real; args.row.present() && r < band.stored; ++r) {
+      std::memset(q.data + r * q.stride, 0, static_cast<std::size_t>(args.cols));
+    }
     if (args.col.present()) {
-      TransposeBytes({codes, args.cols}, kTile, args.cols,
-                     {args.col.q + band.row, args.col.stride()});
+      TransposeTile({.src = q,
+                     .rows = band.real,
+                     .padded_rows = kTile,
+                     .cols = args.cols,
+                     .shift = nullptr,
+                     .dst = {args.col.q + band.row, args.col.stride()}});
     }
     AddGroupScale(DequantScaleFromQuantScale(quant_scale), &counts);
     AddToSlot(counts, band.real * args.cols, SlotOf(args.stats, band.group));
   });
 }
 
-void Dequantize(OpsContext* ops_context, const DequantizeArgs& args) {
+void Dequantize(OpsContext*, const DequantizeArgs& args) {
   const QTensor& src = args.src;
   CheckQTensor(src, src.rows, src.cols, "dequantize");
-  float* buffer = Get(ops_context).row.Get<float>(src.cols);
+  OCTAVO_CHECK(args.dst_dtype == DType::kF32 || args.dst_dtype == DType::kBF16,
+               "dequantize: output dtype %d is not FP32 or BF16", static_cast<int>(args.dst_dtype));
+  const bool one_scale = src.tiling == Tiling::kTensor;
   const auto decode = [&](std::int64_t row, std::int64_t group) {
-    DecodeElements({.src = &src, .row = row, .col_begin = 0, .n = src.cols, .group = group},
-                   buffer);
-    StoreRow(buffer, src.cols, args.dst, args.dst_dtype, row * src.cols);
+    const std::int64_t scale_row = src.tiling == Tiling::kBlock128 ? row / kTile : row;
+    DecodeTiles(
+        {.format = src.format,
+         .q = src.q + row * src.stride(),
+         .cols = src.cols,
+         .tile = one_scale ? std::max<std::int64_t>(src.cols, 1)
+                           : (src.tiling == Tiling::kRow32 ? kMxBlock : kTile),
+         .dequant_scale =
+             src.dequant_scale + (one_scale ? group : scale_row * src.scale_row_stride),
+         .dequant_scale_stride = src.scale_tile_stride,
+         .x = static_cast<std::uint8_t*>(args.dst) + row * src.cols * DTypeBytes(args.dst_dtype),
+         .x_dtype = args.dst_dtype});
   };
   if (args.groups.count == 0) {
     for (std::int64_t r = 0; r < src.rows; ++r) {

@@ -2,12 +2,13 @@
 // arithmetic alone, so nothing is rounded twice.
 //
 // For each 128×128 tile the column tile's exponent is the largest of the rows'; row r loses
-// k = e* − e_row exponent steps (RescaleRow); k = 0 is a copy.
+// k = e* − e_row exponent steps (byte_tiles.h); k = 0 is a copy.
 #include <algorithm>
 #include <bit>
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/cpu/byte_tiles.h"
 #include "kernels/cpu/ops_cpu.h"
 #include "kernels/formats/scale.h"
 #include "kernels/quantize/quantize_block.h"
@@ -24,7 +25,7 @@ int ExponentField(float power_of_two) {
 
 }  // namespace
 
-void TransposeScaled(OpsContext* ops_context, const TransposeScaledArgs& args) {
+void TransposeScaled(OpsContext*, const TransposeScaledArgs& args) {
   const QTensor& src = args.src;
   const QTensor& dst = args.dst;
   OCTAVO_CHECK(src.tiling == Tiling::kRow128 && dst.tiling == Tiling::kRow128 &&
@@ -34,25 +35,27 @@ void TransposeScaled(OpsContext* ops_context, const TransposeScaledArgs& args) {
                static_cast<long long>(src.cols));
   CheckQTensor(src, args.groups.padded_rows, src.cols, "transpose_scaled, src");
   CheckQTensor(dst, src.cols, RoundUp(src.rows, kTile), "transpose_scaled, dst");
-  auto* codes = Get(ops_context).codes.Get<std::uint8_t>(kTile * kTile);
   ForEachBand(args.groups, [&](const Band& band) {
     std::uint64_t flushed = 0;
     for (std::int64_t c = 0; c < src.cols; c += kTile) {
-      int exponent[kTile];
+      int shift[kTile];
       int largest = 1;  // 2^-126, what padding and all-zero rows carry
+      int least = 255;
       for (std::int64_t r = 0; r < band.real; ++r) {
-        exponent[r] = ExponentField(src.dequant_scale[(band.row + r) * src.scale_row_stride +
-                                                      c / kTile * src.scale_tile_stride]);
-        largest = std::max(largest, exponent[r]);
+        shift[r] = ExponentField(src.dequant_scale[(band.row + r) * src.scale_row_stride +
+                                                   c / kTile * src.scale_tile_stride]);
+        largest = std::max(largest, shift[r]);
+        least = std::min(least, shift[r]);
       }
       for (std::int64_t r = 0; r < band.real; ++r) {
-        flushed += RescaleRow(src.q + (band.row + r) * src.stride() + c, largest - exponent[r],
-                              kTile, codes + r * kTile);
+        shift[r] = largest - shift[r];
       }
-      std::memset(codes + band.real * kTile, 0,
-                  static_cast<std::size_t>((kTile - band.real) * kTile));
-      TransposeBytes({codes, kTile}, kTile, kTile,
-                     {dst.q + c * dst.stride() + band.row, dst.stride()});
+      flushed += TransposeTile({.src = {src.q + band.row * src.stride() + c, src.stride()},
+                                .rows = band.real,
+                                .padded_rows = kTile,
+                                .cols = kTile,
+                                .shift = least == largest ? nullptr : shift,
+                                .dst = {dst.q + c * dst.stride() + band.row, dst.stride()}});
       for (std::int64_t i = 0; i < kTile; ++i) {
         dst.dequant_scale[(c + i) * dst.scale_row_stride +
                           band.row / kTile * dst.scale_tile_stride] = PowerOfTwo(largest - 127);

@@ -10,6 +10,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/cpu/byte_tiles.h"
 #include "kernels/cpu/fp8_rows.h"
 #include "kernels/formats/bf16.h"
 #include "kernels/formats/e8m0.h"
@@ -321,21 +322,43 @@ TEST_P(VectorLoops, TameEncodeEqualsTheScalarDefinition) {
   }
 }
 
-TEST_P(VectorLoops, RescaleEqualsTheScalarDefinition) {
-  std::vector<std::uint8_t> codes(256 + 5);
-  for (std::size_t i = 0; i < codes.size(); ++i) {
-    codes[i] = static_cast<std::uint8_t>(i);
-  }
-  std::vector<std::uint8_t> out(codes.size());
-  for (int k = 0; k <= 250; ++k) {
-    std::uint64_t flushed = 0;
-    const std::uint64_t counted =
-        cpu::RescaleRow(codes.data(), k, static_cast<std::int64_t>(codes.size()), out.data());
-    for (std::size_t i = 0; i < codes.size(); ++i) {
-      ASSERT_EQ(out[i], RescaleCode(codes[i], k)) << "code " << i << " k " << k;
-      flushed += (codes[i] & 0x7F) != 0 && (out[i] & 0x7F) == 0 ? 1u : 0u;
+// Row k of the tile holds all codes and is shifted by k; shapes leave ragged rows and columns.
+TEST_P(VectorLoops, TransposeTileRescalesAsTheScalarDefinition) {
+  for (const std::int64_t cols : {std::int64_t{256 + 5}, std::int64_t{48}, std::int64_t{7}}) {
+    constexpr std::int64_t kRows = 251, kPadded = 259;
+    std::vector<std::uint8_t> codes(static_cast<std::size_t>(kRows * cols));
+    std::vector<int> shift(kRows);
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      shift[static_cast<std::size_t>(r)] = static_cast<int>(r);
+      for (std::int64_t c = 0; c < cols; ++c) {
+        codes[static_cast<std::size_t>(r * cols + c)] = static_cast<std::uint8_t>(c * 37 + r);
+      }
     }
-    EXPECT_EQ(counted, flushed);
+    std::vector<std::uint8_t> out(static_cast<std::size_t>(kPadded * cols), 0xA5);
+    for (const bool rescale : {true, false}) {
+      const std::uint64_t counted = cpu::TransposeTile({.src = {codes.data(), cols},
+                                                        .rows = kRows,
+                                                        .padded_rows = kPadded,
+                                                        .cols = cols,
+                                                        .shift = rescale ? shift.data() : nullptr,
+                                                        .dst = {out.data(), kPadded}});
+      std::uint64_t flushed = 0;
+      for (std::int64_t c = 0; c < cols; ++c) {
+        for (std::int64_t r = 0; r < kPadded; ++r) {
+          const std::uint8_t got = out[static_cast<std::size_t>(c * kPadded + r)];
+          if (r >= kRows) {
+            ASSERT_EQ(got, 0) << "padding";
+            continue;
+          }
+          const std::uint8_t code = codes[static_cast<std::size_t>(r * cols + c)];
+          ASSERT_EQ(got, rescale ? RescaleCode(code, static_cast<int>(r)) : code)
+              << "code " << static_cast<int>(code) << " k " << r;
+          flushed += (code & 0x7F) != 0 && (got & 0x7F) == 0 ? 1u : 0u;
+        }
+      }
+      EXPECT_EQ(counted, flushed);
+      EXPECT_EQ(flushed > 0, rescale);
+    }
   }
 }
 
@@ -355,8 +378,39 @@ TEST_P(VectorLoops, DecodeEqualsTheScalarDefinition) {
   }
 }
 
+TEST_P(VectorLoops, DecodeOfTilesRoundsToBf16) {
+  constexpr std::int64_t kCols = 256 + 128 + 9;
+  std::vector<std::uint8_t> codes(kCols);
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    codes[i] = static_cast<std::uint8_t>(i * 5);
+  }
+  // One D in every second place; with all 24 bits, so that BF16 must round.
+  const std::vector<float> d = {0x1.234567p-3f, NAN, 0x1.fedcbap7f, NAN, 0x1p-120f, NAN, 0x1.8p0f};
+  for (const DType format : kFormats) {
+    std::vector<float> wide(codes.size());
+    std::vector<std::uint16_t> narrow(codes.size());
+    cpu::DecodeTilesArgs args{.format = format,
+                              .q = codes.data(),
+                              .cols = kCols,
+                              .tile = 128,
+                              .dequant_scale = d.data(),
+                              .dequant_scale_stride = 2,
+                              .x = wide.data(),
+                              .x_dtype = DType::kF32};
+    cpu::DecodeTiles(args);
+    args.x = narrow.data();
+    args.x_dtype = DType::kBF16;
+    cpu::DecodeTiles(args);
+    for (std::size_t i = 0; i < codes.size(); ++i) {
+      const float want = Fp8Decode(format, codes[i]) * d[i / 128 * 2];
+      EXPECT_TRUE(wide[i] == want || (std::isnan(wide[i]) && std::isnan(want))) << i;
+      EXPECT_EQ(narrow[i], Bf16FromFloat(want)) << i;
+    }
+  }
+}
+
 TEST_P(VectorLoops, ScanFindsAmaxZerosAndNonfinite) {
-  for (const std::int64_t n : {0, 1, 5, 16, 33, 128}) {
+  for (const std::int64_t n : {0, 1, 5, 16, 33, 128, 150}) {
     std::vector<float> x(static_cast<std::size_t>(n), -0.5f);
     cpu::ScanCounts counts;
     if (n > 3) {
@@ -365,24 +419,66 @@ TEST_P(VectorLoops, ScanFindsAmaxZerosAndNonfinite) {
       x[2] = -0.0f;
       x[x.size() - 1] = -3.0f;
     }
-    cpu::ScanRow(x.data(), n, &counts);
+    const cpu::Matrix row = {x.data(), DType::kF32, n, 1, n};
+    cpu::ScanMatrix(row, &counts);
     EXPECT_EQ(std::bit_cast<float>(counts.amax_bits), n > 3 ? 3.0f : (n == 0 ? 0.0f : 0.5f));
     EXPECT_EQ(counts.nonfinite, n > 3 ? 2u : 0u);
     EXPECT_EQ(counts.zeros, n > 3 ? 1u : 0u);
     std::vector<std::uint32_t> amax_bits(x.size(), 7u);
-    EXPECT_EQ(cpu::MaxColumns({x.data(), DType::kF32, n, 1, n}, amax_bits.data()), n <= 3);
+    EXPECT_EQ(cpu::MaxColumns(row, amax_bits.data()), n <= 3);
     for (std::size_t i = 0; i < x.size(); ++i) {
       EXPECT_EQ(amax_bits[i], FiniteMagnitudeBits(x[i]));
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Machine, VectorLoops, testing::ValuesIn(Targets()),
-                         [](const testing::TestParamInfo<std::int64_t>& test) {
-                           return std::string(hwy::TargetName(static_cast<int64_t>(test.param)));
-                         });
+// A strided BF16 matrix, tame but for the cases that put one element in: what is between the rows
+// must not be read, and one odd element must be found wherever it is.
+TEST_P(VectorLoops, MatrixScansSeeEveryElementAndNothingElse) {
+  constexpr std::int64_t kStride = 160;
+  for (const std::int64_t cols : {std::int64_t{128}, std::int64_t{140}}) {
+    for (std::int64_t odd = -1; odd < 3 * cols; odd += odd < 0 ? 1 : 17) {
+      for (const float element : {INFINITY, -0.0f, 9.0f}) {
+        std::vector<std::uint16_t> x(3 * kStride, Bf16FromFloat(NAN));
+        for (std::int64_t r = 0; r < 3; ++r) {
+          for (std::int64_t c = 0; c < cols; ++c) {
+            x[static_cast<std::size_t>(r * kStride + c)] =
+                Bf16FromFloat(r * cols + c == odd ? element : 1.5f);
+          }
+        }
+        const cpu::Matrix m = {x.data(), DType::kBF16, kStride, 3, cols};
+        const bool wild = odd >= 0 && std::isinf(element);
+        cpu::ScanCounts counts;
+        cpu::ScanMatrix(m, &counts);
+        EXPECT_EQ(std::bit_cast<float>(counts.amax_bits), odd >= 0 && element == 9 ? 9.0f : 1.5f);
+        EXPECT_EQ(counts.nonfinite, wild ? 1u : 0u);
+        EXPECT_EQ(counts.zeros, odd >= 0 && element == 0 ? 1u : 0u);
+        std::vector<std::uint32_t> amax_bits(static_cast<std::size_t>(cols));
+        EXPECT_EQ(cpu::MaxColumns(m, amax_bits.data()), !wild);
+        for (std::int64_t c = 0; c < cols; ++c) {
+          EXPECT_EQ(std::bit_cast<float>(amax_bits[static_cast<std::size_t>(c)]),
+                    odd >= 0 && odd % cols == c && element == 9 ? 9.0f : 1.5f);
+        }
+        if (wild) {
+          continue;
+        }
+        std::vector<std::uint8_t> q(3 * kStride, 0xA5);
+        cpu::CastCounts cast;
+        cpu::EncodeTame(DType::kE4M3, m, 3.0f, {q.data(), kStride}, &cast);
+        EXPECT_EQ(cast.zero_codes, odd >= 0 && element == 0 ? 1u : 0u);
+        EXPECT_EQ(cast.saturated, 0u);
+        for (std::int64_t r = 0; r < 3; ++r) {
+          for (std::int64_t c = 0; c < kStride; ++c) {
+            EXPECT_EQ(q[static_cast<std::size_t>(r * kStride + c)],
+                      c >= cols ? 0xA5 : E4M3Encode(r * cols + c == odd ? 3 * element : 4.5f));
+          }
+        }
+      }
+    }
+  }
+}
 
-TEST(VectorLoops, TransposeBytesMovesEveryByte) {
+TEST_P(VectorLoops, TransposeBytesMovesEveryByte) {
   for (const std::int64_t rows : {1, 15, 16, 40, 128}) {
     for (const std::int64_t cols : {1, 16, 31, 128}) {
       std::vector<std::uint8_t> src(static_cast<std::size_t>(rows * cols));
@@ -400,6 +496,11 @@ TEST(VectorLoops, TransposeBytesMovesEveryByte) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Machine, VectorLoops, testing::ValuesIn(Targets()),
+                         [](const testing::TestParamInfo<std::int64_t>& test) {
+                           return std::string(hwy::TargetName(static_cast<int64_t>(test.param)));
+                         });
 
 }  // namespace
 }  // namespace octavo
