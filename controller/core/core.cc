@@ -205,8 +205,8 @@ absl::Status Core::Recover(Now now) {
       }
       state_.policy->Restore(job->job(), history,
                              job->stored.has_policy() ? &job->stored.policy() : nullptr);
-      ASSIGN_OR_RETURN(const std::vector<StoredTelemetry> rows, state_.store->ReadTelemetry(uid));
-      state_.policy->RestoreTelemetry(job->job(), rows);
+      ASSIGN_OR_RETURN(const std::vector<TelemetryRow> rows, state_.store->ListTelemetry(uid));
+      RETURN_IF_ERROR(RecoverTelemetry(*job, rows));
     }
     if (state_.live.contains(uid)) {
       state_.effects.push_back(JobBegan{.train_job = job->spec().name(),
@@ -236,15 +236,34 @@ absl::Status Core::Recover(Now now) {
   return absl::OkStatus();
 }
 
+// Reads as few of the newest rows as hold the recent snapshots: a history can be large.
+absl::Status Core::RecoverTelemetry(const JobRecord& job, const std::vector<TelemetryRow>& rows) {
+  std::vector<StoredTelemetry> newest;
+  int snapshots = 0;
+  for (std::size_t count = 0; count < rows.size() && snapshots < PolicyHook::kRecentSnapshots;) {
+    count = std::min(rows.size(), std::max<std::size_t>(8, 2 * count));
+    ASSIGN_OR_RETURN(newest,
+                     state_.store->ReadTelemetry(job.uid(), rows[rows.size() - count].sequence));
+    snapshots = 0;
+    for (const StoredTelemetry& row : newest) {
+      for (const internal::v1::StoredHistory::Item& item : row.history.items()) {
+        snapshots += item.has_snapshot() ? 1 : 0;
+      }
+    }
+  }
+  state_.policy->RestoreTelemetry(job.job(), rows, newest);
+  return absl::OkStatus();
+}
+
 // Ended jobs whose telemetry is kept for replays, in the order in which they ended.
 absl::Status Core::RecoverEnded() {
   if (state_.policy == nullptr) {
     return absl::OkStatus();
   }
-  std::map<std::pair<std::int64_t, std::string>, std::vector<StoredTelemetry>> by_end;
+  std::map<std::pair<std::int64_t, std::string>, std::vector<TelemetryRow>> by_end;
   for (const auto& [uid, job] : state_.jobs) {
     if (!state_.live.contains(uid)) {
-      ASSIGN_OR_RETURN(std::vector<StoredTelemetry> rows, state_.store->ReadTelemetry(uid));
+      ASSIGN_OR_RETURN(std::vector<TelemetryRow> rows, state_.store->ListTelemetry(uid));
       if (!rows.empty()) {
         by_end[{UnixMicros(job->job().end_time()), uid}] = std::move(rows);
       }
@@ -253,7 +272,7 @@ absl::Status Core::RecoverEnded() {
   for (const auto& [key, rows] : by_end) {
     const JobRecord& job = *state_.jobs.at(key.second);
     state_.policy->Restore(job.job(), {}, job.stored.has_policy() ? &job.stored.policy() : nullptr);
-    state_.policy->RestoreTelemetry(job.job(), rows);
+    RETURN_IF_ERROR(RecoverTelemetry(job, rows));
     state_.policy->OnJobOver(job.uid());
   }
   return absl::OkStatus();

@@ -31,8 +31,8 @@ namespace octavo {
 
 class Core {
  public:
-  // `store` is used for Recover and for reading events; commits are the caller's. `policy` may be
-  // null. Both outlive the core.
+  // `store` is used for Recover and for reading events and telemetry; commits are the caller's.
+  // `policy` may be null. Both outlive the core.
   Core(const CoreOptions& options, JobStore* store, PolicyHook* policy);
 
   // Once, before any other event: takes up what the store has. Jobs that were running are found
@@ -89,6 +89,7 @@ class Core {
   const CoreState& state() const { return state_; }
 
  private:
+  absl::Status RecoverTelemetry(const JobRecord& job, const std::vector<TelemetryRow>& rows);
   absl::Status RecoverEnded();
 
   CoreState state_;

@@ -84,18 +84,16 @@ std::optional<HistoryItem> HistoryItemFromStore(const internal::v1::StoredHistor
   return std::nullopt;
 }
 
-void HistoryRows::Add(const HistoryItem& item) {
-  *open_.add_items() = HistoryItemToStore(item);
-  open_cost_ += PolicyHistory::CostOf(item);
-  total_cost_ += PolicyHistory::CostOf(item);
-  changed_ = true;
+std::int64_t HistoryRows::CostOf(const HistoryItem& item) {
+  const auto* snapshot = std::get_if<HealthSnapshot>(&item);
+  return 1 + (snapshot == nullptr ? 0 : static_cast<std::int64_t>(snapshot->tensors.size()));
 }
 
-void HistoryRows::CloseOpenRow() {
-  full_.push_back({.sequence = open_sequence_, .cost = open_cost_});
-  ++open_sequence_;
-  open_cost_ = 0;
-  open_.Clear();
+void HistoryRows::Add(const HistoryItem& item) {
+  *open_.add_items() = HistoryItemToStore(item);
+  open_cost_ += CostOf(item);
+  total_cost_ += CostOf(item);
+  changed_ = true;
 }
 
 void HistoryRows::Take(const std::string& job_uid, StoreBatch* batch) {
@@ -106,14 +104,18 @@ void HistoryRows::Take(const std::string& job_uid, StoreBatch* batch) {
   StoredTelemetry& row = batch->telemetry.emplace_back();
   row.job_uid = job_uid;
   row.sequence = open_sequence_;
+  row.cost = open_cost_;
   if (open_cost_ >= kRowCost) {
     row.history = std::move(open_);
-    CloseOpenRow();
+    open_ = internal::v1::StoredHistory();
+    full_.push_back({.sequence = open_sequence_, .cost = open_cost_});
+    ++open_sequence_;
+    open_cost_ = 0;
   } else {
     row.history = open_;
   }
   bool trimmed = false;
-  while (!full_.empty() && total_cost_ - full_.front().cost >= PolicyHistory::kCostMax) {
+  while (!full_.empty() && total_cost_ - full_.front().cost >= kCostMax) {
     total_cost_ -= full_.front().cost;
     full_.pop_front();
     trimmed = true;
@@ -124,18 +126,31 @@ void HistoryRows::Take(const std::string& job_uid, StoreBatch* batch) {
   }
 }
 
-void HistoryRows::Restore(const std::vector<StoredTelemetry>& rows, PolicyHistory* history) {
-  for (const StoredTelemetry& row : rows) {
-    open_sequence_ = row.sequence;
-    for (const internal::v1::StoredHistory::Item& stored : row.history.items()) {
-      if (std::optional<HistoryItem> item = HistoryItemFromStore(stored); item.has_value()) {
-        open_cost_ += PolicyHistory::CostOf(*item);
-        total_cost_ += PolicyHistory::CostOf(*item);
-        history->Add(*std::move(item));
+void HistoryRows::Restore(const std::vector<TelemetryRow>& rows) {
+  full_.assign(rows.begin(), rows.end());
+  total_cost_ = 0;
+  for (const TelemetryRow& row : rows) {
+    total_cost_ += row.cost;
+    open_sequence_ = row.sequence + 1;  // what comes next begins a row of its own
+  }
+}
+
+std::vector<HistoryItem> HistoryRows::Items(const std::vector<StoredTelemetry>& stored) const {
+  std::vector<HistoryItem> items;
+  const auto add = [&items](const internal::v1::StoredHistory& history) {
+    for (const internal::v1::StoredHistory::Item& item : history.items()) {
+      if (std::optional<HistoryItem> value = HistoryItemFromStore(item); value.has_value()) {
+        items.push_back(*std::move(value));
       }
     }
-    CloseOpenRow();  // what comes next begins a row of its own
+  };
+  for (const StoredTelemetry& row : stored) {
+    if (row.sequence < open_sequence_) {
+      add(row.history);
+    }
   }
+  add(open_);
+  return items;
 }
 
 }  // namespace octavo

@@ -182,10 +182,10 @@ absl::StatusOr<v1::SetPrecisionResponse> SetPrecision(CoreState& state, const Pl
     }
   }
   if (!changes.empty() && response.changed().empty()) {
-    return WithDetail(
-        InvalidArgumentError("nothing would change: the model has no such op in these layers (dense "
-                             "layers have mlp_fc1 and mlp_fc2, MoE layers fc1, fc2 and dispatch)"),
-        "PLAN_UNCHANGED");
+    return WithDetail(InvalidArgumentError(
+                          "nothing would change: the model has no such op in these layers (dense "
+                          "layers have mlp_fc1 and mlp_fc2, MoE layers fc1, fc2 and dispatch)"),
+                      "PLAN_UNCHANGED");
   }
   if (changes.empty()) {
     return WithDetail(InvalidArgumentError(StrCat("nothing would change: version ", newest.version,
@@ -204,8 +204,9 @@ absl::StatusOr<v1::SetPrecisionResponse> SetPrecision(CoreState& state, const Pl
     plan.version = newest.version + 1;
     *response.mutable_plan() = PlanToWire(plan);
     if (state.policy != nullptr) {
+      ASSIGN_OR_RETURN(const std::vector<StoredTelemetry> stored, TelemetryOf(state, *job));
       const absl::StatusOr<PolicyReplay> replay =
-          state.policy->Replay(job->job(), nullptr, plan);
+          state.policy->Replay(job->job(), nullptr, stored, [&plan](std::int64_t) { return plan; });
       if (replay.ok()) {  // else nothing is stored yet
         *response.mutable_replay() = ReplayToWire(*replay);
       }
@@ -261,8 +262,8 @@ v1::JobPrecision RenderPrecision(const CoreState& state, const JobRecord& job) {
     out.set_status("operator");
   }
   for (const internal::v1::StoredPolicy::Site& site : memory.sites()) {
-    if (site.status() == static_cast<std::int32_t>(SiteState::Status::kHealthy) ||
-        site.op() < 0 || site.op() >= kOpCount) {
+    if (site.status() == static_cast<std::int32_t>(SiteState::Status::kHealthy) || site.op() < 0 ||
+        site.op() >= kOpCount) {
       continue;
     }
     v1::PolicySite& out = *precision.add_sites();
@@ -273,8 +274,8 @@ v1::JobPrecision RenderPrecision(const CoreState& state, const JobRecord& job) {
                        : "fallback");
     const absl::StatusOr<Recipe> original = RecipeFromWire(site.original());
     out.set_original(original.ok() ? DebugString(*original) : site.original().kind());
-    out.set_cause(std::string(
-        Name(static_cast<Signal>(std::clamp(site.cause(), 0, kSignalCount - 1)))));
+    out.set_cause(
+        std::string(Name(static_cast<Signal>(std::clamp(site.cause(), 0, kSignalCount - 1)))));
     out.set_since_step(site.since_step());
     out.set_hold_steps(site.hold_steps());
     out.set_relapses(site.flaps());

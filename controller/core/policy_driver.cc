@@ -66,15 +66,23 @@ internal::v1::StoredPolicy PolicyDriver::Save(const v1::Job& job) {
   return stored;
 }
 
-void PolicyDriver::Remember(JobPolicy& policy, HistoryItem item) {
+void PolicyDriver::Remember(JobPolicy& policy, const HistoryItem& item) {
   policy.rows.Add(item);
-  policy.history.Add(std::move(item));
+  policy.recent.Add(item);
 }
 
-void PolicyDriver::RestoreTelemetry(const v1::Job& job, const std::vector<StoredTelemetry>& rows) {
+void PolicyDriver::RestoreTelemetry(const v1::Job& job, const std::vector<TelemetryRow>& rows,
+                                    const std::vector<StoredTelemetry>& newest) {
   JobPolicy& policy = Of(job);
-  policy.rows.Restore(rows, &policy.history);
-  policy.judged_step = policy.history.JudgedStep();
+  policy.rows.Restore(rows);
+  for (const StoredTelemetry& row : newest) {
+    for (const internal::v1::StoredHistory::Item& stored : row.history.items()) {
+      if (const std::optional<HistoryItem> item = HistoryItemFromStore(stored); item.has_value()) {
+        policy.recent.Add(*item);
+      }
+    }
+  }
+  policy.judged_step = policy.recent.last_step();
 }
 
 void PolicyDriver::SaveTelemetry(const std::string& job_uid, StoreBatch* batch) {
@@ -148,7 +156,7 @@ PolicyAnswer PolicyDriver::Judge(JobPolicy& policy, const PrecisionPlan& newest)
     answer = ToAnswer(policy, PolicyOnSnapshot(policy.config, policy.state, newest, joined),
                       joined.last_step);
   }
-  Remember(policy, std::move(joined));
+  Remember(policy, joined);
   return answer;
 }
 
@@ -223,9 +231,28 @@ void PolicyDriver::SetOperatorSites(const v1::Job& job, const std::vector<OpSite
 }
 
 absl::StatusOr<PolicyReplay> PolicyDriver::Replay(const v1::Job& job, const v1::PolicySpec* policy,
-                                                  const PrecisionPlan& first_plan) {
+                                                  const std::vector<StoredTelemetry>& stored,
+                                                  const PlanOf& plan_of) {
   const auto found = jobs_.find(job.uid());
-  if (found == jobs_.end() || found->second.history.Measure().snapshots == 0) {
+  const std::vector<HistoryItem> items =
+      found == jobs_.end() ? std::vector<HistoryItem>() : found->second.rows.Items(stored);
+  PolicyReplay replay;
+  std::int64_t oldest_version = 0;
+  const auto cover = [&replay](std::int64_t first, std::int64_t last) {
+    replay.first_step = replay.first_step == 0 ? first : std::min(replay.first_step, first);
+    replay.last_step = std::max(replay.last_step, last);
+  };
+  for (const HistoryItem& item : items) {
+    if (const auto* snapshot = std::get_if<HealthSnapshot>(&item)) {
+      oldest_version = oldest_version == 0 ? snapshot->plan_version : oldest_version;
+      ++replay.snapshots;
+      cover(snapshot->first_step, snapshot->last_step);
+    } else if (const auto* step = std::get_if<StepHealth>(&item)) {
+      ++replay.steps;
+      cover(step->step, step->step);
+    }
+  }
+  if (replay.snapshots == 0) {
     return WithDetail(
         FailedPreconditionError(StrCat(
             "no telemetry of ", job.name(), " is kept: of a live job from its first snapshot ",
@@ -238,24 +265,15 @@ absl::StatusOr<PolicyReplay> PolicyDriver::Replay(const v1::Job& job, const v1::
     *spec.mutable_precision()->mutable_policy() = *policy;
   }
   ASSIGN_OR_RETURN(const PolicyConfig config, PolicyConfigFromSpec(spec, found->second.device));
-  const PolicyHistory::Extent extent = found->second.history.Measure();
-  return PolicyReplay{.first_step = extent.first_step,
-                      .last_step = extent.last_step,
-                      .snapshots = extent.snapshots,
-                      .steps = extent.steps,
-                      .result = octavo::Replay(config, first_plan, found->second.history.Items())};
-}
-
-std::int64_t PolicyDriver::OldestVersion(const v1::Job& job) {
-  const auto found = jobs_.find(job.uid());
-  return found == jobs_.end() ? 0 : found->second.history.Measure().oldest_version;
+  ASSIGN_OR_RETURN(const PrecisionPlan first_plan, plan_of(oldest_version));
+  replay.result = octavo::Replay(config, first_plan, items);
+  return replay;
 }
 
 absl::StatusOr<PolicyHealth> PolicyDriver::Health(const v1::Job& job, const PrecisionPlan& newest) {
   const auto found = jobs_.find(job.uid());
-  const std::vector<HealthSnapshot> recent = found == jobs_.end()
-                                                 ? std::vector<HealthSnapshot>()
-                                                 : found->second.history.Recent(kRankedSnapshots);
+  const std::vector<HealthSnapshot> recent =
+      found == jobs_.end() ? std::vector<HealthSnapshot>() : found->second.recent.Snapshots();
   if (recent.empty()) {
     return WithDetail(FailedPreconditionError(StrCat(
                           "no statistics of ", job.name(), " have arrived yet; ranks ",

@@ -2,8 +2,8 @@
 //
 //   snapshots of w workers ─► joined per interval ─► PolicyOnSnapshot ─► plan n+1, or nothing
 //   step reports ───────────────────────────────────► PolicyOnStep ────┘
-//   everything ─► PolicyHistory (bounded) ─► Replay, Health
-//                 └─► HistoryRows ─► the store, and back after a restart
+//   everything ─► HistoryRows ─► the store ─► Replay
+//            └──► RecentHealth ─► Health
 //
 // Falls, holds, relapses and the operator's sites are saved with the job (policy_memory.h) and come
 // back after a restart of the controller; windows of statistics fill again. An alert that changes
@@ -31,13 +31,12 @@ class PolicyDriver final : public PolicyHook {
   static constexpr std::size_t kOpenIntervals = 2;
   // Ended jobs whose history stays for replays.
   static constexpr std::size_t kEndedJobsKept = 16;
-  // Snapshots that a ranking sums up.
-  static constexpr std::size_t kRankedSnapshots = 8;
 
   void Restore(const v1::Job& job, const std::vector<PrecisionPlan>& history,
                const internal::v1::StoredPolicy* saved) override;
   internal::v1::StoredPolicy Save(const v1::Job& job) override;
-  void RestoreTelemetry(const v1::Job& job, const std::vector<StoredTelemetry>& rows) override;
+  void RestoreTelemetry(const v1::Job& job, const std::vector<TelemetryRow>& rows,
+                        const std::vector<StoredTelemetry>& newest) override;
   void SaveTelemetry(const std::string& job_uid, StoreBatch* batch) override;
   void OnAttempt(const v1::Job& job, const DeviceAbility& device, std::int64_t step) override;
   void OnPlanApplied(const v1::Job& job, std::int64_t version, std::int64_t step) override;
@@ -54,8 +53,8 @@ class PolicyDriver final : public PolicyHook {
   void SetOperatorSites(const v1::Job& job, const std::vector<OpSite>& sites,
                         bool release) override;
   absl::StatusOr<PolicyReplay> Replay(const v1::Job& job, const v1::PolicySpec* policy,
-                                      const PrecisionPlan& first_plan) override;
-  std::int64_t OldestVersion(const v1::Job& job) override;
+                                      const std::vector<StoredTelemetry>& stored,
+                                      const PlanOf& plan_of) override;
   absl::StatusOr<PolicyHealth> Health(const v1::Job& job, const PrecisionPlan& newest) override;
 
  private:
@@ -70,12 +69,12 @@ class PolicyDriver final : public PolicyHook {
     PolicyState state;
     std::map<std::int64_t, Interval> open;  // by last step
     std::int64_t judged_step = 0;           // intervals up to here have been judged
-    PolicyHistory history;
-    HistoryRows rows;                             // of the same
+    RecentHealth recent;
+    HistoryRows rows;
     std::map<std::string, std::int64_t> alerted;  // sentence without its numbers → step
   };
   JobPolicy& Of(const v1::Job& job);
-  static void Remember(JobPolicy& policy, HistoryItem item);
+  static void Remember(JobPolicy& policy, const HistoryItem& item);
   static void Configure(const v1::Job& job, JobPolicy& policy);
   PolicyAnswer Judge(JobPolicy& policy, const PrecisionPlan& newest);
   static PolicyAnswer ToAnswer(JobPolicy& policy, PolicyOutput output, std::int64_t step);

@@ -1,4 +1,4 @@
-// What is kept of a job's telemetry for dry runs, replays and rankings. Bounded: the oldest goes.
+// The newest telemetry of a job, for rankings. Everything older is in the store (history_rows.h).
 #pragma once
 
 #include <cstddef>
@@ -11,30 +11,20 @@
 namespace octavo {
 
 // A value. Not thread-safe.
-class PolicyHistory {
+class RecentHealth {
  public:
-  // A snapshot costs its tensors (about 200 bytes each), everything else 1.
-  static constexpr std::size_t kCostMax = 150000;
+  // Snapshots that a ranking sums up.
+  static constexpr std::size_t kSnapshots = 8;
 
-  static std::size_t CostOf(const HistoryItem& item);
-
-  void Add(HistoryItem item);
-  bool empty() const { return items_.empty(); }
-  // Last step of the newest snapshot of the newest attempt; 0: none.
-  std::int64_t JudgedStep() const;
-  std::vector<HistoryItem> Items() const { return {items_.begin(), items_.end()}; }
-  // The newest snapshots of the newest plan version, oldest first, at most `count`.
-  std::vector<HealthSnapshot> Recent(std::size_t count) const;
-
-  struct Extent {
-    std::int64_t first_step = 0, last_step = 0, snapshots = 0, steps = 0;
-    std::int64_t oldest_version = 0;  // of the first snapshot
-  };
-  Extent Measure() const;
+  void Add(const HistoryItem& item);
+  // The newest snapshots of the newest plan version and attempt, oldest first.
+  std::vector<HealthSnapshot> Snapshots() const { return {snapshots_.begin(), snapshots_.end()}; }
+  // Last step of the newest snapshot, or the step after which the attempt continues.
+  std::int64_t last_step() const { return last_step_; }
 
  private:
-  std::deque<HistoryItem> items_;
-  std::size_t cost_ = 0;
+  std::deque<HealthSnapshot> snapshots_;
+  std::int64_t last_step_ = 0;
 };
 
 }  // namespace octavo

@@ -6,6 +6,7 @@
 // holds, relapses and which sites are the operator's; telemetry is stored with the job's progress.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "controller/core/now.h"
+#include "controller/core/policy_history.h"
 #include "controller/policy/ranking.h"
 #include "controller/policy/replay.h"
 #include "controller/store/job_store.h"
@@ -51,8 +53,11 @@ class PolicyHook {
   virtual void Restore(const v1::Job& job, const std::vector<PrecisionPlan>& history,
                        const internal::v1::StoredPolicy* saved) = 0;
   virtual internal::v1::StoredPolicy Save(const v1::Job& job) = 0;
-  // After Restore: the telemetry that the store has of the job, ascending by sequence.
-  virtual void RestoreTelemetry(const v1::Job& job, const std::vector<StoredTelemetry>& rows) = 0;
+  // After Restore: which telemetry the store has of the job, and the newest rows of it, with
+  // kRecentSnapshots snapshots if there are so many. All ascending by sequence.
+  static constexpr int kRecentSnapshots = static_cast<int>(RecentHealth::kSnapshots);
+  virtual void RestoreTelemetry(const v1::Job& job, const std::vector<TelemetryRow>& rows,
+                                const std::vector<StoredTelemetry>& newest) = 0;
   // Adds to the batch what the store lacks of the job's telemetry, and what it no longer needs.
   virtual void SaveTelemetry(const std::string& job_uid, StoreBatch* batch) = 0;
 
@@ -77,11 +82,13 @@ class PolicyHook {
   virtual void SetOperatorSites(const v1::Job& job, const std::vector<OpSite>& sites,
                                 bool release) = 0;
 
-  // Read-only. `policy`: null for the job's own settings. FAILED_PRECONDITION: nothing is kept.
+  // Read-only. `policy`: null for the job's own settings; `stored`: what the store and the batch
+  // have of its telemetry; `plan_of`: the job's plan of a version. FAILED_PRECONDITION: nothing is
+  // kept.
+  using PlanOf = std::function<absl::StatusOr<PrecisionPlan>(std::int64_t version)>;
   virtual absl::StatusOr<PolicyReplay> Replay(const v1::Job& job, const v1::PolicySpec* policy,
-                                              const PrecisionPlan& first_plan) = 0;
-  // Plan version of the oldest telemetry that is kept; 0: none.
-  virtual std::int64_t OldestVersion(const v1::Job& job) = 0;
+                                              const std::vector<StoredTelemetry>& stored,
+                                              const PlanOf& plan_of) = 0;
   virtual absl::StatusOr<PolicyHealth> Health(const v1::Job& job, const PrecisionPlan& newest) = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "controller/core/policy_verbs.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -40,9 +41,9 @@ absl::StatusOr<std::vector<OpSite>> SitesOf(const v1::SetPolicyRequest& request,
     const std::optional<Op> op = ParseOp(name);
     if (!op.has_value()) {
       return WithDetail(
-          InvalidArgumentError(StrCat(
-              "ops: found ", Quoted(name), "; valid: ",
-              StrJoin(std::vector<std::string>(kOpNames.begin(), kOpNames.end()), ", "))),
+          InvalidArgumentError(
+              StrCat("ops: found ", Quoted(name), "; valid: ",
+                     StrJoin(std::vector<std::string>(kOpNames.begin(), kOpNames.end()), ", "))),
           "PLAN_INVALID");
     }
     ops.push_back(*op);
@@ -62,9 +63,8 @@ absl::StatusOr<std::vector<OpSite>> SitesOf(const v1::SetPolicyRequest& request,
 std::string Where(const v1::SetPolicyRequest& request) {
   std::string text = request.layers().empty() ? "all layers" : StrCat("layers ", request.layers());
   if (request.ops_size() > 0) {
-    StrAppend(&text, " ", StrJoin(std::vector<std::string>(request.ops().begin(),
-                                                           request.ops().end()),
-                                  ", "));
+    StrAppend(&text, " ",
+              StrJoin(std::vector<std::string>(request.ops().begin(), request.ops().end()), ", "));
   }
   return text;
 }
@@ -96,8 +96,7 @@ absl::StatusOr<v1::JobPrecision> SetPolicy(CoreState& state, const v1::SetPolicy
                             request.etag(), " was given, it is ", PlanEtag(*job), " now")),
         "STALE_ETAG");
   }
-  ASSIGN_OR_RETURN(const std::vector<OpSite> sites,
-                   SitesOf(request, job->spec().model().layers()));
+  ASSIGN_OR_RETURN(const std::vector<OpSite> sites, SitesOf(request, job->spec().model().layers()));
   const std::string by = StrCat(" by ", caller.empty() ? "an operator" : caller,
                                 request.reason().empty() ? "" : ": ", request.reason());
   const bool some = !request.layers().empty() || request.ops_size() > 0;
@@ -107,10 +106,10 @@ absl::StatusOr<v1::JobPrecision> SetPolicy(CoreState& state, const v1::SetPolicy
       if (some) {
         state.policy->SetOperatorSites(job->job(), sites, /*release=*/true);
       }
-      EmitEvent(state, *job, "POLICY",
-                StrCat("policy on", some ? StrCat("; ", Where(request), " are its own again") : "",
-                       by),
-                now);
+      EmitEvent(
+          state, *job, "POLICY",
+          StrCat("policy on", some ? StrCat("; ", Where(request), " are its own again") : "", by),
+          now);
       break;
     case v1::SetPolicyRequest::OFF:
       if (some) {
@@ -122,8 +121,7 @@ absl::StatusOr<v1::JobPrecision> SetPolicy(CoreState& state, const v1::SetPolicy
       break;
     case v1::SetPolicyRequest::PIN:
       state.policy->SetOperatorSites(job->job(), sites, /*release=*/false);
-      EmitEvent(state, *job, "POLICY", StrCat(Where(request), " pinned to their recipes", by),
-                now);
+      EmitEvent(state, *job, "POLICY", StrCat(Where(request), " pinned to their recipes", by), now);
       break;
     default:
       return WithDetail(InvalidArgumentError("action: found none; valid: ON, OFF, PIN"),
@@ -132,6 +130,30 @@ absl::StatusOr<v1::JobPrecision> SetPolicy(CoreState& state, const v1::SetPolicy
   SavePolicy(state, *job, now);
   RememberRequest(state, request.request_id(), "SetPolicy", job->uid(), fingerprint);
   return RenderPrecision(state, *job);
+}
+
+absl::StatusOr<std::vector<StoredTelemetry>> TelemetryOf(CoreState& state, const JobRecord& job) {
+  ASSIGN_OR_RETURN(std::vector<StoredTelemetry> stored,
+                   state.store->ReadTelemetry(job.uid(), /*first=*/0));
+  std::map<std::int64_t, StoredTelemetry> rows;
+  for (StoredTelemetry& row : stored) {
+    rows[row.sequence] = std::move(row);
+  }
+  for (const StoredTelemetry& row : state.batch.telemetry) {
+    if (row.job_uid == job.uid()) {
+      rows[row.sequence] = row;
+    }
+  }
+  for (const auto& [uid, first] : state.batch.telemetry_trims) {
+    if (uid == job.uid()) {
+      rows.erase(rows.begin(), rows.lower_bound(first));
+    }
+  }
+  stored.clear();
+  for (auto& [sequence, row] : rows) {
+    stored.push_back(std::move(row));
+  }
+  return stored;
 }
 
 v1::ReplayPolicyResponse ReplayToWire(const PolicyReplay& replay) {
@@ -177,16 +199,18 @@ absl::StatusOr<v1::ReplayPolicyResponse> ReplayPolicy(CoreState& state,
     *spec.mutable_precision()->mutable_policy() = request.policy();
     RETURN_IF_ERROR(ToStatus(ValidateJobSpec(spec), "policy"));
   }
+  ASSIGN_OR_RETURN(const std::vector<StoredTelemetry> stored, TelemetryOf(state, *job));
   // From the plan that ran when the kept telemetry begins.
-  const std::int64_t version = state.policy->OldestVersion(job->job());
-  const auto first =
-      std::find_if(job->plans.begin(), job->plans.end(),
-                   [&](const v1::PrecisionPlan& plan) { return plan.version() == version; });
-  ASSIGN_OR_RETURN(const PrecisionPlan plan,
-                   PlanFromWire(first == job->plans.end() ? job->plans.front() : *first));
+  const auto plan_of = [job](std::int64_t version) {
+    const auto found =
+        std::find_if(job->plans.begin(), job->plans.end(),
+                     [&](const v1::PrecisionPlan& plan) { return plan.version() == version; });
+    return PlanFromWire(found == job->plans.end() ? job->plans.front() : *found);
+  };
   ASSIGN_OR_RETURN(
       const PolicyReplay replay,
-      state.policy->Replay(job->job(), request.has_policy() ? &request.policy() : nullptr, plan));
+      state.policy->Replay(job->job(), request.has_policy() ? &request.policy() : nullptr, stored,
+                           plan_of));
   return ReplayToWire(replay);
 }
 
@@ -196,10 +220,10 @@ absl::StatusOr<v1::JobHealth> GetHealth(CoreState& state, const v1::GetHealthReq
     return NoPolicy();
   }
   if (request.limit() < 0 || request.limit() > kHealthLimitMax) {
-    return WithDetail(InvalidArgumentError(StrCat("limit: found ", request.limit(),
-                                                  "; valid: 0 (the default, ", kHealthLimitDefault,
-                                                  ") to ", kHealthLimitMax)),
-                      "LIMIT_INVALID");
+    return WithDetail(
+        InvalidArgumentError(StrCat("limit: found ", request.limit(), "; valid: 0 (the default, ",
+                                    kHealthLimitDefault, ") to ", kHealthLimitMax)),
+        "LIMIT_INVALID");
   }
   ASSIGN_OR_RETURN(const PolicyHealth health, state.policy->Health(job->job(), job->newest_plan));
   v1::JobHealth response;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "controller/core/state.h"
@@ -10,8 +11,8 @@
 
 namespace octavo {
 
-// ON, OFF, PIN. Idempotent by request_id. FAILED_PRECONDITION: the job is over; ABORTED: stale etag;
-// INVALID_ARGUMENT: layers, ops or action.
+// ON, OFF, PIN. Idempotent by request_id. FAILED_PRECONDITION: the job is over; ABORTED: stale
+// etag; INVALID_ARGUMENT: layers, ops or action.
 absl::StatusOr<v1::JobPrecision> SetPolicy(CoreState& state, const v1::SetPolicyRequest& request,
                                            const std::string& caller, Now now);
 
@@ -19,6 +20,9 @@ absl::StatusOr<v1::JobPrecision> SetPolicy(CoreState& state, const v1::SetPolicy
 absl::StatusOr<v1::ReplayPolicyResponse> ReplayPolicy(CoreState& state,
                                                       const v1::ReplayPolicyRequest& request);
 absl::StatusOr<v1::JobHealth> GetHealth(CoreState& state, const v1::GetHealthRequest& request);
+
+// The telemetry of a job in the store, with what events of this batch have put since.
+absl::StatusOr<std::vector<StoredTelemetry>> TelemetryOf(CoreState& state, const JobRecord& job);
 
 v1::ReplayPolicyResponse ReplayToWire(const PolicyReplay& replay);
 

@@ -45,7 +45,12 @@ struct StoredEvent {
 struct StoredTelemetry {
   std::string job_uid;
   std::int64_t sequence = 0;  // ascending in time
+  std::int64_t cost = 0;      // of its items, as the writer counts
   internal::v1::StoredHistory history;
+};
+struct TelemetryRow {
+  std::int64_t sequence = 0;
+  std::int64_t cost = 0;
 };
 
 // One worker that an operator drained; survives both sides' restarts.
@@ -95,9 +100,10 @@ class JobStore {
   virtual absl::StatusOr<std::vector<v1::JobEvent>> ReadEvents(const std::string& job_uid,
                                                                std::int64_t after,
                                                                std::int64_t limit) = 0;
-  // The telemetry of a job, ascending by sequence.
-  virtual absl::StatusOr<std::vector<StoredTelemetry>> ReadTelemetry(
-      const std::string& job_uid) = 0;
+  // Which telemetry of a job there is, and the rows with sequence >= first; both ascending.
+  virtual absl::StatusOr<std::vector<TelemetryRow>> ListTelemetry(const std::string& job_uid) = 0;
+  virtual absl::StatusOr<std::vector<StoredTelemetry>> ReadTelemetry(const std::string& job_uid,
+                                                                     std::int64_t first) = 0;
 };
 
 }  // namespace octavo

@@ -61,7 +61,7 @@ absl::Status MemoryStore::Commit(const StoreBatch& batch) {
     }
   }
   for (const StoredTelemetry& row : batch.telemetry) {
-    telemetry_[row.job_uid][row.sequence] = row.history;
+    telemetry_[row.job_uid][row.sequence] = row;
   }
   for (const auto& [uid, first] : batch.telemetry_trims) {
     auto& rows = telemetry_[uid];
@@ -94,13 +94,24 @@ absl::StatusOr<std::vector<v1::JobEvent>> MemoryStore::ReadEvents(const std::str
   return events;
 }
 
-absl::StatusOr<std::vector<StoredTelemetry>> MemoryStore::ReadTelemetry(
-    const std::string& job_uid) {
+absl::StatusOr<std::vector<TelemetryRow>> MemoryStore::ListTelemetry(const std::string& job_uid) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<TelemetryRow> rows;
+  if (const auto job = telemetry_.find(job_uid); job != telemetry_.end()) {
+    for (const auto& [sequence, row] : job->second) {
+      rows.push_back({.sequence = sequence, .cost = row.cost});
+    }
+  }
+  return rows;
+}
+
+absl::StatusOr<std::vector<StoredTelemetry>> MemoryStore::ReadTelemetry(const std::string& job_uid,
+                                                                        std::int64_t first) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<StoredTelemetry> rows;
   if (const auto job = telemetry_.find(job_uid); job != telemetry_.end()) {
-    for (const auto& [sequence, history] : job->second) {
-      rows.push_back({.job_uid = job_uid, .sequence = sequence, .history = history});
+    for (auto row = job->second.lower_bound(first); row != job->second.end(); ++row) {
+      rows.push_back(row->second);
     }
   }
   return rows;

@@ -19,7 +19,9 @@ class MemoryStore final : public JobStore {
   absl::StatusOr<std::vector<v1::JobEvent>> ReadEvents(const std::string& job_uid,
                                                        std::int64_t after,
                                                        std::int64_t limit) override;
-  absl::StatusOr<std::vector<StoredTelemetry>> ReadTelemetry(const std::string& job_uid) override;
+  absl::StatusOr<std::vector<TelemetryRow>> ListTelemetry(const std::string& job_uid) override;
+  absl::StatusOr<std::vector<StoredTelemetry>> ReadTelemetry(const std::string& job_uid,
+                                                             std::int64_t first) override;
 
   // The next commits fail with this status, applying nothing, until it is OK again.
   void FailCommits(absl::Status status) {
@@ -40,7 +42,7 @@ class MemoryStore final : public JobStore {
   std::map<std::string, StoredRequest> requests_;
   std::map<std::string, std::string> drains_;
   std::map<std::string, std::map<std::int64_t, v1::JobEvent>> events_;
-  std::map<std::string, std::map<std::int64_t, internal::v1::StoredHistory>> telemetry_;
+  std::map<std::string, std::map<std::int64_t, StoredTelemetry>> telemetry_;
   std::int64_t revision_ = 0;
   std::int64_t commits_ = 0;
   absl::Status commit_status_;

@@ -53,6 +53,7 @@ INSERT INTO meta VALUES ('revision', 0);
 CREATE TABLE telemetry (
   job_uid TEXT NOT NULL,
   sequence INTEGER NOT NULL,      -- ascending in time
+  cost INTEGER NOT NULL,          -- of its items; what a job may keep is bounded by the sum
   history BLOB NOT NULL,          -- octavo.internal.v1.StoredHistory
   PRIMARY KEY (job_uid, sequence)
 ) STRICT, WITHOUT ROWID;

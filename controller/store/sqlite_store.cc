@@ -336,10 +336,11 @@ absl::Status SqliteStore::Apply(const StoreBatch& batch) {
     RETURN_IF_ERROR(trim.Text(uid).Number(keep).Run());
   }
   if (!batch.telemetry.empty()) {
-    ASSIGN_OR_RETURN(Statement put, Prepare("INSERT OR REPLACE INTO telemetry VALUES (?, ?, ?)"));
+    ASSIGN_OR_RETURN(Statement put,
+                     Prepare("INSERT OR REPLACE INTO telemetry VALUES (?, ?, ?, ?)"));
     for (const StoredTelemetry& row : batch.telemetry) {
       const std::string blob = row.history.SerializeAsString();
-      RETURN_IF_ERROR(put.Text(row.job_uid).Number(row.sequence).Blob(blob).Run());
+      RETURN_IF_ERROR(put.Text(row.job_uid).Number(row.sequence).Number(row.cost).Blob(blob).Run());
     }
   }
   for (const auto& [uid, first] : batch.telemetry_trims) {
@@ -375,13 +376,27 @@ absl::StatusOr<std::vector<v1::JobEvent>> SqliteStore::ReadEvents(const std::str
   }
 }
 
-absl::StatusOr<std::vector<StoredTelemetry>> SqliteStore::ReadTelemetry(
-    const std::string& job_uid) {
-  std::vector<StoredTelemetry> telemetry;
+absl::StatusOr<std::vector<TelemetryRow>> SqliteStore::ListTelemetry(const std::string& job_uid) {
+  std::vector<TelemetryRow> listed;
   ASSIGN_OR_RETURN(
       Statement rows,
-      Prepare("SELECT sequence, history FROM telemetry WHERE job_uid = ? ORDER BY sequence"));
+      Prepare("SELECT sequence, cost FROM telemetry WHERE job_uid = ? ORDER BY sequence"));
   rows.Text(job_uid);
+  while (true) {
+    ASSIGN_OR_RETURN(const bool row, rows.Row());
+    if (!row) {
+      return listed;
+    }
+    listed.push_back({.sequence = rows.NumberAt(0), .cost = rows.NumberAt(1)});
+  }
+}
+
+absl::StatusOr<std::vector<StoredTelemetry>> SqliteStore::ReadTelemetry(const std::string& job_uid,
+                                                                        std::int64_t first) {
+  std::vector<StoredTelemetry> telemetry;
+  ASSIGN_OR_RETURN(Statement rows, Prepare("SELECT sequence, cost, history FROM telemetry WHERE "
+                                           "job_uid = ? AND sequence >= ? ORDER BY sequence"));
+  rows.Text(job_uid).Number(first);
   while (true) {
     ASSIGN_OR_RETURN(const bool row, rows.Row());
     if (!row) {
@@ -390,7 +405,8 @@ absl::StatusOr<std::vector<StoredTelemetry>> SqliteStore::ReadTelemetry(
     StoredTelemetry& read = telemetry.emplace_back();
     read.job_uid = job_uid;
     read.sequence = rows.NumberAt(0);
-    RETURN_IF_ERROR(rows.ParseAt(1, &read.history));
+    read.cost = rows.NumberAt(1);
+    RETURN_IF_ERROR(rows.ParseAt(2, &read.history));
   }
 }
 

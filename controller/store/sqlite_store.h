@@ -33,7 +33,9 @@ class SqliteStore final : public JobStore {
   absl::StatusOr<std::vector<v1::JobEvent>> ReadEvents(const std::string& job_uid,
                                                        std::int64_t after,
                                                        std::int64_t limit) override;
-  absl::StatusOr<std::vector<StoredTelemetry>> ReadTelemetry(const std::string& job_uid) override;
+  absl::StatusOr<std::vector<TelemetryRow>> ListTelemetry(const std::string& job_uid) override;
+  absl::StatusOr<std::vector<StoredTelemetry>> ReadTelemetry(const std::string& job_uid,
+                                                             std::int64_t first) override;
 
  private:
   class Statement;

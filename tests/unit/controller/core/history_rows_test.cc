@@ -100,10 +100,10 @@ TEST(HistoryItems, ComeBackExactly) {
 
 // What a store holds after the batch.
 struct Table {
-  std::map<std::int64_t, internal::v1::StoredHistory> rows;
+  std::map<std::int64_t, StoredTelemetry> rows;
   void Apply(const StoreBatch& batch) {
     for (const StoredTelemetry& row : batch.telemetry) {
-      rows[row.sequence] = row.history;
+      rows[row.sequence] = row;
     }
     for (const auto& [uid, first] : batch.telemetry_trims) {
       rows.erase(rows.begin(), rows.lower_bound(first));
@@ -111,42 +111,48 @@ struct Table {
   }
   std::vector<StoredTelemetry> All() const {
     std::vector<StoredTelemetry> all;
-    for (const auto& [sequence, history] : rows) {
-      all.push_back({.job_uid = "u", .sequence = sequence, .history = history});
+    for (const auto& [sequence, row] : rows) {
+      all.push_back(row);
     }
     return all;
   }
+  std::vector<TelemetryRow> List() const {
+    std::vector<TelemetryRow> list;
+    for (const auto& [sequence, row] : rows) {
+      list.push_back({.sequence = sequence, .cost = row.cost});
+    }
+    return list;
+  }
 };
 
-std::string Bytes(const PolicyHistory& history) {
+std::string Bytes(const std::vector<HistoryItem>& items) {
   std::string bytes;
-  for (const HistoryItem& item : history.Items()) {
+  for (const HistoryItem& item : items) {
     bytes += HistoryItemToStore(item).SerializeAsString() + "|";
   }
   return bytes;
 }
 
-TEST(HistoryRows, TheStoreHoldsAtLeastWhatMemoryHoldsAndHardlyMore) {
-  PolicyHistory history;
+TEST(HistoryRows, KeepWhatTheBoundAllowsInFewRowsAndHardlyMore) {
+  std::vector<HistoryItem> all;
   HistoryRows rows;
   Table table;
   std::size_t most_rows = 0;
   // 400 tensors a snapshot and 10 steps between them, a save every 15 steps: twice the bound.
   HealthSnapshot snapshot;
   snapshot.tensors.resize(400);
-  for (std::int64_t step = 1; step <= 7000; ++step) {
-    std::vector<HistoryItem> items = {
-        StepHealth{.step = step, .loss = 1.0 / static_cast<double>(step)}};
+  const auto add = [&](const HistoryItem& item) {
+    rows.Add(item);
+    all.push_back(item);
+  };
+  for (std::int64_t step = 1; step <= 7003; ++step) {
+    add(StepHealth{.step = step, .loss = 1.0 / static_cast<double>(step)});
     if (step % 10 == 0) {
       snapshot.first_step = step - 9;
       snapshot.last_step = step;
-      items.push_back(snapshot);
+      add(snapshot);
     }
-    for (HistoryItem& item : items) {
-      rows.Add(item);
-      history.Add(std::move(item));
-    }
-    if (step % 15 == 0 || step == 7000) {
+    if (step % 15 == 0) {
       StoreBatch batch;
       rows.Take("u", &batch);
       EXPECT_LE(batch.telemetry.size(), 1u);
@@ -154,33 +160,55 @@ TEST(HistoryRows, TheStoreHoldsAtLeastWhatMemoryHoldsAndHardlyMore) {
       most_rows = std::max(most_rows, table.rows.size());
     }
   }
-  EXPECT_LE(most_rows, PolicyHistory::kCostMax / HistoryRows::kRowCost + 2);
-  std::size_t stored_cost = 0, largest_row = 0;
+  EXPECT_LE(most_rows, static_cast<std::size_t>(HistoryRows::kCostMax / HistoryRows::kRowCost + 2));
+  std::int64_t stored_cost = 0, largest_row = 0;
   for (const auto& [sequence, row] : table.rows) {
-    std::size_t cost = 0;
-    for (const auto& item : row.items()) {
-      cost += PolicyHistory::CostOf(*HistoryItemFromStore(item));
+    std::int64_t cost = 0;
+    for (const auto& item : row.history.items()) {
+      cost += HistoryRows::CostOf(*HistoryItemFromStore(item));
     }
+    EXPECT_EQ(cost, row.cost);
     stored_cost += cost;
     largest_row = std::max(largest_row, cost);
   }
-  EXPECT_LE(stored_cost, PolicyHistory::kCostMax + largest_row);
-  PolicyHistory restored;
-  HistoryRows continued;
-  continued.Restore(table.All(), &restored);
-  EXPECT_EQ(Bytes(restored), Bytes(history));
+  EXPECT_LE(stored_cost, HistoryRows::kCostMax + 2 * largest_row);
+  EXPECT_GE(stored_cost, HistoryRows::kCostMax - 2 * largest_row);
+  // What is read is the end of what was added, with the steps that no save has taken yet.
+  const std::vector<HistoryItem> items = rows.Items(table.All());
+  ASSERT_LT(items.size(), all.size());
+  EXPECT_EQ(Bytes(items),
+            Bytes({all.end() - static_cast<std::ptrdiff_t>(items.size()), all.end()}));
 
-  // What comes after the restart neither overwrites a row nor changes the bound.
+  StoreBatch last;
+  rows.Take("u", &last);
+  table.Apply(last);
+  HistoryRows restored;
+  restored.Restore(table.List());
+  EXPECT_EQ(Bytes(restored.Items(table.All())), Bytes(rows.Items(table.All())));
+  // What comes after the restart overwrites no row.
   const std::size_t before = table.rows.size();
   StoreBatch batch;
-  continued.Take("u", &batch);
+  restored.Take("u", &batch);
   EXPECT_TRUE(batch.empty()) << "nothing is new";
-  continued.Add(StepHealth{.step = 7001});
-  continued.Take("u", &batch);
+  restored.Add(StepHealth{.step = 7004});
+  restored.Take("u", &batch);
   ASSERT_EQ(batch.telemetry.size(), 1u);
   EXPECT_GT(batch.telemetry[0].sequence, table.rows.rbegin()->first);
   table.Apply(batch);
   EXPECT_EQ(table.rows.size(), before + 1);
+}
+
+TEST(HistoryRows, RowsOfStepsAloneAreFilledBeforeANewOneBegins) {
+  HistoryRows rows;
+  Table table;
+  for (std::int64_t step = 1; step <= 1000; ++step) {
+    rows.Add(StepHealth{.step = step});
+    StoreBatch batch;
+    rows.Take("u", &batch);  // a save at every step
+    table.Apply(batch);
+  }
+  EXPECT_EQ(table.rows.size(), 1000u / HistoryRows::kRowCost + 1);
+  EXPECT_EQ(rows.Items(table.All()).size(), 1000u);
 }
 
 // ---------------------------------------------------------------- the whole controller
@@ -392,7 +420,9 @@ TEST_P(TelemetryRestart, ARestartedControllerReplaysTheSameDecisions) {
   const std::string health = Health("job");
   ASSERT_NE(before.find("fallback"), std::string::npos) << before;
   core_->SaveProgress(now_);  // an orderly end
+  EXPECT_EQ(Replay("job"), before) << "between the save and its commit";
   Settle();
+  EXPECT_EQ(Replay("job"), before);
   Restart();
   EXPECT_EQ(Replay("job"), before);
   EXPECT_EQ(Health("job"), health);
@@ -438,7 +468,7 @@ TEST_P(TelemetryRestart, TheLastEndedJobsKeepTheirTelemetryOverARestartTheOthers
     const std::string name = StrCat("job-", i);
     before[name] = Replay(name);
     EXPECT_EQ(before[name].starts_with("error"), i < 3) << name << ": " << before[name];
-    EXPECT_EQ(store_->ReadTelemetry(core_->state().newest_by_name.at(name))->empty(), i < 3)
+    EXPECT_EQ(store_->ListTelemetry(core_->state().newest_by_name.at(name))->empty(), i < 3)
         << name;
   }
   Restart();

@@ -212,7 +212,11 @@ TEST_F(PolicyDriverTest, WhatIsSavedComesBackWholeInAnotherController) {
 
 TEST_F(PolicyDriverTest, AReplayDecidesLikeTheRunAndAnotherPolicyOtherwise) {
   driver_.OnAttempt(job_, {}, 0);
-  EXPECT_EQ(driver_.Replay(job_, nullptr, plan_).status().code(),
+  const auto plan_of = [this](std::int64_t version) -> absl::StatusOr<PrecisionPlan> {
+    EXPECT_EQ(version, 1);
+    return plan_;
+  };
+  EXPECT_EQ(driver_.Replay(job_, nullptr, {}, plan_of).status().code(),
             absl::StatusCode::kFailedPrecondition);
   std::int64_t fell = 0;
   for (std::int64_t step = 210; step <= 300; step += 10) {
@@ -221,7 +225,7 @@ TEST_F(PolicyDriverTest, AReplayDecidesLikeTheRunAndAnotherPolicyOtherwise) {
     }
   }
   ASSERT_GT(fell, 0);
-  const auto same = driver_.Replay(job_, nullptr, plan_);
+  const auto same = driver_.Replay(job_, nullptr, {}, plan_of);
   ASSERT_TRUE(same.ok());
   EXPECT_EQ(same->snapshots, 10);
   EXPECT_EQ(same->last_step, 300);
@@ -229,7 +233,7 @@ TEST_F(PolicyDriverTest, AReplayDecidesLikeTheRunAndAnotherPolicyOtherwise) {
   EXPECT_EQ(same->result.decisions[0].step, fell);
   v1::PolicySpec tolerant = job_.spec().precision().policy();
   tolerant.set_flushed_ratio(0.9);
-  const auto other = driver_.Replay(job_, &tolerant, plan_);
+  const auto other = driver_.Replay(job_, &tolerant, {}, plan_of);
   ASSERT_TRUE(other.ok());
   EXPECT_TRUE(other->result.decisions.empty());
 }
@@ -261,18 +265,28 @@ TEST_F(PolicyDriverTest, TheWorstTensorComesFirstWithItsReason) {
   EXPECT_LT(health->tensors[1].severity, 1);
 }
 
-TEST(PolicyHistoryTest, StaysWithinItsBound) {
-  PolicyHistory history;
-  HealthSnapshot snapshot;
-  snapshot.tensors.resize(1000);
-  for (std::int64_t step = 1; step <= 500; ++step) {
+TEST(RecentHealth, HoldsTheNewestSnapshotsOfOneAttemptAndPlan) {
+  RecentHealth recent;
+  HealthSnapshot snapshot{.plan_version = 1};
+  const auto add = [&](std::int64_t step) {
     snapshot.first_step = snapshot.last_step = step;
-    history.Add(snapshot);
+    recent.Add(snapshot);
+  };
+  for (std::int64_t step = 1; step <= 100; ++step) {
+    add(step);
+    recent.Add(StepHealth{.step = step});
   }
-  const PolicyHistory::Extent extent = history.Measure();
-  EXPECT_EQ(extent.last_step, 500);
-  EXPECT_LE(extent.snapshots * 1000, static_cast<std::int64_t>(PolicyHistory::kCostMax));
-  EXPECT_GE(extent.snapshots, 100);
+  ASSERT_EQ(recent.Snapshots().size(), RecentHealth::kSnapshots);
+  EXPECT_EQ(recent.Snapshots().back().last_step, 100);
+  EXPECT_EQ(recent.Snapshots().front().last_step, 101 - static_cast<int>(RecentHealth::kSnapshots));
+  snapshot.plan_version = 2;
+  add(101);
+  EXPECT_EQ(recent.Snapshots().size(), 1u) << "another plan";
+  add(102);
+  EXPECT_EQ(recent.Snapshots().size(), 2u);
+  recent.Add(AttemptStarted{90});
+  EXPECT_TRUE(recent.Snapshots().empty()) << "steps after 90 come again";
+  EXPECT_EQ(recent.last_step(), 90);
 }
 
 }  // namespace

@@ -171,7 +171,7 @@ TEST_P(JobStoreContract, AnUndoneDrainIsGone) {
 }
 
 StoredTelemetry Row(const std::string& uid, std::int64_t sequence, std::int64_t step) {
-  StoredTelemetry row{.job_uid = uid, .sequence = sequence};
+  StoredTelemetry row{.job_uid = uid, .sequence = sequence, .cost = 10 * step};
   row.history.add_items()->mutable_step()->set_step(step);
   return row;
 }
@@ -189,19 +189,27 @@ TEST_P(JobStoreContract, TelemetryComesBackInOrderIsTrimmedAndGoesWithItsJob) {
   EXPECT_FALSE(trim.empty());
   ASSERT_TRUE(store_->Commit(trim).ok());
   Reopen();
-  auto rows = store_->ReadTelemetry("u1");
+  auto rows = store_->ReadTelemetry("u1", 0);
   ASSERT_TRUE(rows.ok()) << ToString(rows.status());
   ASSERT_EQ(rows->size(), 2u);
   EXPECT_EQ((*rows)[0].sequence, 2);
   EXPECT_EQ((*rows)[0].history.items(0).step().step(), 20);
   EXPECT_EQ((*rows)[1].sequence, 3);
   EXPECT_EQ((*rows)[1].history.items(0).step().step(), 31);
+  const auto newest = store_->ReadTelemetry("u1", 3);
+  ASSERT_EQ(newest->size(), 1u);
+  EXPECT_EQ((*newest)[0].sequence, 3);
+  const auto listed = store_->ListTelemetry("u1");
+  ASSERT_EQ(listed->size(), 2u);
+  EXPECT_EQ((*listed)[0].sequence, 2);
+  EXPECT_EQ((*listed)[0].cost, 200);
+  EXPECT_EQ((*listed)[1].cost, 310);
   StoreBatch forget;
   forget.forgotten_jobs.push_back("u1");
   ASSERT_TRUE(store_->Commit(forget).ok());
   Reopen();
-  EXPECT_TRUE(store_->ReadTelemetry("u1")->empty());
-  EXPECT_EQ(store_->ReadTelemetry("u2")->size(), 1u);
+  EXPECT_TRUE(store_->ReadTelemetry("u1", 0)->empty());
+  EXPECT_EQ(store_->ReadTelemetry("u2", 0)->size(), 1u);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, JobStoreContract, testing::Values("memory", "sqlite"),
@@ -276,7 +284,7 @@ TEST_F(SqliteStoreTest, AFileOfVersion1IsTakenToTheNewestAndKeepsWhatItHas) {
       ASSERT_TRUE((*store)->Commit(batch).ok());
     } else {
       EXPECT_EQ(snapshot->jobs.size(), 1u);
-      EXPECT_EQ((*store)->ReadTelemetry("u1")->size(), 1u);
+      EXPECT_EQ((*store)->ReadTelemetry("u1", 0)->size(), 1u);
     }
   }
 }
