@@ -8,8 +8,8 @@
 
 namespace octavo {
 
-// Raise on any change of ops.h, stats.h, tensor.h or this file.
-inline constexpr std::uint32_t kOpsAbiVersion = 2;
+// Raise on any change of ops.h, stats.h, tensor.h, worker/comm/communicator.h or this file.
+inline constexpr std::uint32_t kOpsAbiVersion = 3;
 
 struct DeviceFacts {
   char name[128];

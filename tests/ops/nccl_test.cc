@@ -1,10 +1,12 @@
-// The NCCL communicator on two GPUs of one host, one thread a rank. Skips where there are fewer.
+// The NCCL communicator on all GPUs of one host (at most 8), one thread a rank. Skips where there
+// are fewer than two.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <numeric>
 #include <thread>
 
 #include "tests/ops/op_run.h"
@@ -13,18 +15,18 @@
 namespace octavo::test {
 namespace {
 
-constexpr int kRanks = 2;
+constexpr int kMostRanks = 8;
 
 struct Rank {
   Backend backend;
   std::unique_ptr<Communicator> comm;
-  int index = 0;
+  int index = 0, size = 0;
 
   const Ops& ops() const { return *backend.ops; }
   template <class T>
   T* Upload(const std::vector<T>& v) {
     const std::int64_t bytes = static_cast<std::int64_t>(v.size() * sizeof(T));
-    void* p = ops().allocate(backend.context, bytes, Memory::kDevice);
+    void* p = ops().allocate(backend.context, std::max<std::int64_t>(bytes, 1), Memory::kDevice);
     ops().copy(backend.context, {p, v.data(), bytes, CopyKind::kToDevice});
     ops().synchronize(backend.context);
     return static_cast<T*>(p);
@@ -39,9 +41,9 @@ struct Rank {
   }
 };
 
-class NcclPair : public testing::Test {
+class NcclGroup : public testing::Test {
  protected:
-  // Runs `body` on both ranks. timeout of every operation in seconds.
+  // Runs `body` on every rank. timeout of every operation in seconds.
   void Run(double timeout, const std::function<void(Rank&)>& body) {
     std::string reason;
     const PluginTable* plugin = OpenPlugin(&reason);
@@ -50,21 +52,25 @@ class NcclPair : public testing::Test {
     }
     DeviceFacts facts;
     char message[512] = "";
-    if (plugin->nccl_create == nullptr ||
-        plugin->probe(kRanks - 1, &facts, message, sizeof(message)) != 0) {
-      GTEST_SKIP() << "needs " << kRanks << " GPUs and NCCL: " << message;
+    int ranks = 0;
+    while (ranks < kMostRanks && plugin->probe(ranks, &facts, message, sizeof(message)) == 0) {
+      ++ranks;
+    }
+    if (plugin->nccl_create == nullptr || ranks < 2) {
+      GTEST_SKIP() << "needs 2 GPUs and NCCL; found " << ranks << " GPUs: " << message;
     }
     std::array<std::uint8_t, 128> id{};
     ASSERT_EQ(plugin->nccl_unique_id(id.data(), message, sizeof(message)), 0) << message;
     std::vector<std::jthread> threads;
-    for (int r = 0; r < kRanks; ++r) {
+    for (int r = 0; r < ranks; ++r) {
       threads.emplace_back([&, r] {
         Rank rank;
         rank.index = r;
+        rank.size = ranks;
         char text[512] = "";
         ASSERT_EQ(plugin->create(r, &rank.backend, text, sizeof(text)), 0) << text;
         rank.comm.reset(
-            plugin->nccl_create(&rank.backend, id.data(), r, kRanks, timeout, text, sizeof(text)));
+            plugin->nccl_create(&rank.backend, id.data(), r, ranks, timeout, text, sizeof(text)));
         ASSERT_NE(rank.comm, nullptr) << text;
         body(rank);
         rank.comm.reset();
@@ -74,63 +80,105 @@ class NcclPair : public testing::Test {
   }
 };
 
-TEST_F(NcclPair, ReducesGathersAndBroadcasts) {
+TEST_F(NcclGroup, ReducesGathersAndBroadcasts) {
   Run(60, [](Rank& r) {
+    const int n = r.size;
     double* sum = r.Upload(std::vector<double>{1.0 + r.index, 10.0});
     float* max = r.Upload(std::vector<float>{static_cast<float>(-r.index), 3.0f * r.index});
     ASSERT_TRUE(r.comm->AllReduce(sum, 2, DType::kF64, ReduceOp::kSum).ok());
     ASSERT_TRUE(r.comm->AllReduce(max, 2, DType::kF32, ReduceOp::kMax).ok());
-    EXPECT_EQ(r.Download(sum, 2), (std::vector<double>{3.0, 20.0}));
-    EXPECT_EQ(r.Download(max, 2), (std::vector<float>{0.0f, 3.0f}));
+    EXPECT_EQ(r.Download(sum, 2), (std::vector<double>{n * (n + 1) / 2.0, 10.0 * n}));
+    EXPECT_EQ(r.Download(max, 2), (std::vector<float>{0.0f, 3.0f * (n - 1)}));
     std::int32_t* own = r.Upload(std::vector<std::int32_t>{r.index, 7});
-    std::int32_t* all = r.Upload(std::vector<std::int32_t>(4, -1));
+    std::int32_t* all = r.Upload(std::vector<std::int32_t>(2 * static_cast<std::size_t>(n), -1));
     ASSERT_TRUE(r.comm->AllGather(own, all, 8).ok());
-    EXPECT_EQ(r.Download(all, 4), (std::vector<std::int32_t>{0, 7, 1, 7}));
-    ASSERT_TRUE(r.comm->Broadcast(own, 8, 1).ok());
-    EXPECT_EQ(r.Download(own, 2), (std::vector<std::int32_t>{1, 7}));
+    std::vector<std::int32_t> expected;
+    for (int i = 0; i < n; ++i) {
+      expected.insert(expected.end(), {i, 7});
+    }
+    EXPECT_EQ(r.Download(all, expected.size()), expected);
+    ASSERT_TRUE(r.comm->Broadcast(own, 8, n - 1).ok());
+    EXPECT_EQ(r.Download(own, 2), (std::vector<std::int32_t>{n - 1, 7}));
     EXPECT_TRUE(r.comm->Barrier().ok());
+    EXPECT_TRUE(r.comm->Check().ok());
   });
 }
 
-TEST_F(NcclPair, SendsUnevenRowsAndNothing) {
+// Rows from rank s to rank d, zero among them; several calls in a row use the same buffers.
+int RowsBetween(int s, int d, int call) { return (s * 5 + d * 3 + call) % 4 * 1000; }
+
+TEST_F(NcclGroup, SendsUnevenRowsAndNothing) {
   Run(60, [](Rank& r) {
-    // Rank 0 sends 2 rows to itself and 3 to rank 1; rank 1 sends nothing to 0 and 1 row to itself.
-    const std::vector<std::int64_t> rows =
-        r.index == 0 ? std::vector<std::int64_t>{2, 3} : std::vector<std::int64_t>{0, 1};
-    const std::vector<std::int64_t> back =
-        r.index == 0 ? std::vector<std::int64_t>{2, 0} : std::vector<std::int64_t>{3, 1};
-    std::vector<std::int64_t> send_bytes, receive_bytes;
-    for (std::size_t i = 0; i < 2; ++i) {
-      send_bytes.push_back(rows[i] * 4);
-      receive_bytes.push_back(back[i] * 4);
+    constexpr std::size_t kMost = 8 * 3000;
+    std::int32_t* to = r.Upload(std::vector<std::int32_t>(kMost, -1));
+    std::int64_t left = 0;
+    for (int call = 0; call < 3; ++call) {
+      std::vector<std::int64_t> send_bytes, receive_bytes;
+      std::vector<std::int32_t> data, expected;
+      for (int peer = 0; peer < r.size; ++peer) {
+        const int out = RowsBetween(r.index, peer, call), in = RowsBetween(peer, r.index, call);
+        send_bytes.push_back(4 * out);
+        receive_bytes.push_back(4 * in);
+        left += peer == r.index ? 0 : 4 * out;
+        for (int i = 0; i < out; ++i) {
+          data.push_back(1000000 * r.index + 100000 * peer + 10000 * call + i);
+        }
+        for (int i = 0; i < in; ++i) {
+          expected.push_back(1000000 * peer + 100000 * r.index + 10000 * call + i);
+        }
+      }
+      std::int32_t* from = r.Upload(data);
+      ASSERT_TRUE(r.comm->AllToAllV({from, to, send_bytes, receive_bytes}).ok());
+      EXPECT_EQ(r.Download(to, expected.size()), expected) << "call " << call;
     }
-    std::vector<std::int32_t> data;
-    for (std::int64_t i = 0; i < rows[0] + rows[1]; ++i) {
-      data.push_back(static_cast<std::int32_t>(100 * r.index + i));
-    }
-    std::int32_t* from = r.Upload(data);
-    std::int32_t* to = r.Upload(std::vector<std::int32_t>(4, -1));
-    ASSERT_TRUE(r.comm->AllToAllV({from, to, send_bytes, receive_bytes}).ok());
-    EXPECT_EQ(r.Download(to, 4), r.index == 0 ? (std::vector<std::int32_t>{0, 1, -1, -1})
-                                              : (std::vector<std::int32_t>{2, 3, 4, 100}));
-    EXPECT_EQ(r.comm->counters().all_to_all_bytes, r.index == 0 ? 12 : 0);
+    EXPECT_EQ(r.comm->counters().all_to_all_bytes, left);
   });
 }
 
-TEST_F(NcclPair, NamesTheOperationThatNobodyJoined) {
-  std::atomic<bool> done{false};
+// The last rank never joins: the others' wait ends within the timeout and says which call it was.
+TEST_F(NcclGroup, NamesTheOperationThatNobodyJoined) {
+  std::atomic<int> done{0};
   Run(3, [&](Rank& r) {
-    if (r.index == 0) {
-      // Rank 1 never joins: the wait ends within the timeout and says which call it was.
+    if (r.index != r.size - 1) {
       const CommResult result = r.comm->Barrier();
       EXPECT_FALSE(result.ok());
       EXPECT_EQ(result.code, CommResult::Code::kTimeout) << result.message;
-      EXPECT_NE(result.message.find("rank 0 of 2"), std::string::npos) << result.message;
+      EXPECT_NE(result.message.find("rank " + std::to_string(r.index) + " of"), std::string::npos)
+          << result.message;
       EXPECT_NE(result.message.find("barrier (call 1)"), std::string::npos) << result.message;
-      done.store(true);
+      done.fetch_add(1);
       done.notify_all();
     } else {
-      done.wait(false);
+      for (int seen = done.load(); seen != r.size - 1; seen = done.load()) {
+        done.wait(seen);
+      }
+    }
+  });
+}
+
+// What an aborted operation leaves in memory is not believed: Check says so after the wait, and an
+// abort from another thread ends a wait that nothing else would.
+TEST_F(NcclGroup, AnAbortEndsTheWaitAndItsResultIsNotBelieved) {
+  std::atomic<int> done{0};
+  Run(300, [&](Rank& r) {
+    if (r.index != r.size - 1) {
+      double* value = r.Upload(std::vector<double>{1.0});
+      ASSERT_TRUE(r.comm->AllReduce(value, 1, DType::kF64, ReduceOp::kSum).ok());
+      EXPECT_TRUE(r.comm->Check().ok());
+      {
+        std::jthread aborts([&r] { r.comm->Abort(); });
+        r.ops().synchronize(r.backend.context);
+      }
+      const CommResult result = r.comm->Check();
+      EXPECT_EQ(result.code, CommResult::Code::kPeerLost) << result.message;
+      EXPECT_NE(result.message.find("all_reduce (call 1)"), std::string::npos) << result.message;
+      EXPECT_FALSE(r.comm->Barrier().ok());
+      done.fetch_add(1);
+      done.notify_all();
+    } else {
+      for (int seen = done.load(); seen != r.size - 1; seen = done.load()) {
+        done.wait(seen);
+      }
     }
   });
 }

@@ -59,6 +59,11 @@ class Communicator {
   // Makes a blocked call of this rank return with an error soon. Thread-safe.
   virtual void Abort() = 0;
 
+  // Whether the calls so far went well. For communicators whose calls only enqueue (nccl): to be
+  // asked after a wait for the device, before its results are believed, because an operation that
+  // was aborted also ends that wait.
+  virtual CommResult Check() { return {}; }
+
   const CommCounters& counters() const { return counters_; }
 
  protected:

@@ -8,13 +8,15 @@
 //
 // libnccl.so.2 is opened at run time (OCTAVO_NCCL names another file): the plug-in loads without
 // it. NVLink multicast stays off. Uneven all-to-all is grouped send and receive; both sides agree
-// on counts, and zero counts are skipped on both sides.
+// on counts, and zero counts are skipped on both sides. A rank's rows for itself are copied on a
+// stream of their own meanwhile.
 #if defined(OCTAVO_HAVE_NCCL)
 
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 #include <nccl.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -28,6 +30,7 @@
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "worker/comm/communicator.h"
@@ -36,6 +39,10 @@ namespace octavo {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// How long an abort waits for a call of the owning thread to come out of NCCL, which frees what
+// the call uses. A call that waits for the device itself only comes out through the abort.
+constexpr std::chrono::seconds kCallGrace{2};
 
 struct NcclLibrary {
   void* handle = nullptr;
@@ -149,9 +156,15 @@ class NcclCommunicator final : public Communicator {
       (void)cudaEventDestroy(e);
     }
     (void)cudaFree(token_);
-    if (comm_ != nullptr) {
-      // Peers may be gone already: an abort never waits for them.
-      (void)lib_.abort(comm_);
+    // Peers may be gone already: an abort never waits for them.
+    Release(/*own_call=*/true);
+    for (cudaEvent_t e : {fork_, join_}) {
+      if (e != nullptr) {
+        (void)cudaEventDestroy(e);
+      }
+    }
+    if (side_ != nullptr) {
+      (void)cudaStreamDestroy(side_);
     }
   }
 
@@ -164,10 +177,15 @@ class NcclCommunicator final : public Communicator {
     config.blocking = 0;
     if (cudaSetDevice(device_) != cudaSuccess ||
         cudaMalloc(reinterpret_cast<void**>(&token_), 64) != cudaSuccess ||
-        cudaMemset(token_, 0, 64) != cudaSuccess) {
+        cudaMemset(token_, 0, 64) != cudaSuccess ||
+        cudaStreamCreateWithFlags(&side_, cudaStreamNonBlocking) != cudaSuccess ||
+        cudaEventCreateWithFlags(&fork_, cudaEventDisableTiming) != cudaSuccess ||
+        cudaEventCreateWithFlags(&join_, cudaEventDisableTiming) != cudaSuccess) {
       return "device " + std::to_string(device_) + " is not usable";
     }
-    ncclResult_t status = lib_.init(&comm_, size_, unique, rank_, &config);
+    ncclComm_t made = nullptr;
+    ncclResult_t status = lib_.init(&made, size_, unique, rank_, &config);
+    comm_ = made;
     if (status == ncclSuccess || status == ncclInProgress) {
       status = Settle();
     }
@@ -187,37 +205,32 @@ class NcclCommunicator final : public Communicator {
 
   CommResult AllToAllV(const AllToAllVArgs& args) override {
     counters_.all_to_all_calls += 1;
-    return Run("all_to_all_v", [&] {
-      std::int64_t send_at = 0, receive_at = 0, own_send = 0, own_receive = 0;
+    return Run("all_to_all_v", [&](ncclComm_t comm) {
       const auto* from = static_cast<const std::uint8_t*>(args.send);
       auto* to = static_cast<std::uint8_t*>(args.receive);
-      lib_.group_start();
+      CopyOwnRows(args, from, to);
+      std::int64_t send_at = 0, receive_at = 0;
+      ncclResult_t status = lib_.group_start();
+      const auto keep = [&status](ncclResult_t result) {
+        status = status == ncclSuccess || status == ncclInProgress ? result : status;
+      };
       for (int peer = 0; peer < size_; ++peer) {
         const std::size_t i = static_cast<std::size_t>(peer);
         const std::int64_t out = args.send_bytes[i], in = args.receive_bytes[i];
-        if (peer == rank_) {
-          own_send = send_at;
-          own_receive = receive_at;
-        } else {
-          if (out > 0) {
-            lib_.send(from + send_at, static_cast<std::size_t>(out), ncclUint8, peer, comm_,
-                      stream_);
-            counters_.all_to_all_bytes += out;
-          }
-          if (in > 0) {
-            lib_.receive(to + receive_at, static_cast<std::size_t>(in), ncclUint8, peer, comm_,
-                         stream_);
-          }
+        if (peer != rank_ && out > 0) {
+          keep(lib_.send(from + send_at, static_cast<std::size_t>(out), ncclUint8, peer, comm,
+                         stream_));
+          counters_.all_to_all_bytes += out;
+        }
+        if (peer != rank_ && in > 0) {
+          keep(lib_.receive(to + receive_at, static_cast<std::size_t>(in), ncclUint8, peer, comm,
+                            stream_));
         }
         send_at += out;
         receive_at += in;
       }
-      const ncclResult_t status = lib_.group_end();
-      const std::int64_t own = args.send_bytes[static_cast<std::size_t>(rank_)];
-      if (own > 0) {
-        (void)cudaMemcpyAsync(to + own_receive, from + own_send, static_cast<std::size_t>(own),
-                              cudaMemcpyDeviceToDevice, stream_);
-      }
+      keep(lib_.group_end());
+      (void)cudaStreamWaitEvent(stream_, join_);
       return status;
     });
   }
@@ -229,36 +242,36 @@ class NcclCommunicator final : public Communicator {
     }
     counters_.all_reduce_calls += 1;
     counters_.all_reduce_bytes += size_ > 1 ? count * DTypeBytes(dtype) : 0;
-    return Run("all_reduce", [&] {
+    return Run("all_reduce", [&](ncclComm_t comm) {
       return count == 0
                  ? ncclSuccess
                  : lib_.all_reduce(data, data, static_cast<std::size_t>(count), TypeOf(dtype),
-                                   op == ReduceOp::kSum ? ncclSum : ncclMax, comm_, stream_);
+                                   op == ReduceOp::kSum ? ncclSum : ncclMax, comm, stream_);
     });
   }
 
   CommResult AllGather(const void* send, void* receive, std::int64_t bytes) override {
     counters_.all_gather_bytes += bytes * (size_ - 1);
-    return Run("all_gather", [&] {
+    return Run("all_gather", [&](ncclComm_t comm) {
       return bytes == 0 ? ncclSuccess
                         : lib_.all_gather(send, receive, static_cast<std::size_t>(bytes), ncclUint8,
-                                          comm_, stream_);
+                                          comm, stream_);
     });
   }
 
   CommResult Broadcast(void* data, std::int64_t bytes, int root) override {
     counters_.broadcast_bytes += rank_ == root ? bytes * (size_ - 1) : 0;
-    return Run("broadcast", [&] {
+    return Run("broadcast", [&](ncclComm_t comm) {
       return bytes == 0 ? ncclSuccess
                         : lib_.broadcast(data, data, static_cast<std::size_t>(bytes), ncclUint8,
-                                         root, comm_, stream_);
+                                         root, comm, stream_);
     });
   }
 
   // Host and stream have both passed it.
   CommResult Barrier() override {
-    CommResult result = Run("barrier", [&] {
-      return lib_.all_reduce(token_, token_, 1, ncclFloat32, ncclSum, comm_, stream_);
+    CommResult result = Run("barrier", [&](ncclComm_t comm) {
+      return lib_.all_reduce(token_, token_, 1, ncclFloat32, ncclSum, comm, stream_);
     });
     if (result.ok()) {
       // Bounded: the watcher aborts a barrier that does not complete, which releases the stream.
@@ -268,7 +281,11 @@ class NcclCommunicator final : public Communicator {
     return result;
   }
 
-  void Abort() override { Fail(CommResult::Code::kPeerLost, "aborted by this rank"); }
+  void Abort() override {
+    Fail(CommResult::Code::kPeerLost, "aborted by this rank", /*own_call=*/false);
+  }
+
+  CommResult Check() override { return State(last_); }
 
  private:
   struct Pending {
@@ -293,17 +310,42 @@ class NcclCommunicator final : public Communicator {
     return {failure_.code, Where(what, calls_) + failure_.message};
   }
 
-  // Keeps the first failure, then releases NCCL's kernels.
-  void Fail(CommResult::Code code, const std::string& text) {
-    std::lock_guard lock(mutex_);
-    if (!failure_.ok()) {
-      return;
+  // Keeps the first failure, then releases NCCL's kernels. own_call: called from within Run.
+  void Fail(CommResult::Code code, const std::string& text, bool own_call) {
+    {
+      std::lock_guard lock(mutex_);
+      if (!failure_.ok()) {
+        return;
+      }
+      failure_ = {code, text};
     }
-    failure_ = {code, text};
-    if (comm_ != nullptr) {
-      (void)lib_.abort(comm_);
-      comm_ = nullptr;
+    Release(own_call);
+  }
+
+  void Release(bool own_call) {
+    std::unique_lock call(call_mutex_, std::defer_lock);
+    if (!own_call) {
+      (void)call.try_lock_for(kCallGrace);
     }
+    if (ncclComm_t comm = comm_.exchange(nullptr); comm != nullptr) {
+      (void)lib_.abort(comm);
+    }
+  }
+
+  // After everything that the stream holds so far; join_ says when it is done.
+  void CopyOwnRows(const AllToAllVArgs& args, const std::uint8_t* from, std::uint8_t* to) {
+    for (int peer = 0; peer < rank_; ++peer) {
+      from += args.send_bytes[static_cast<std::size_t>(peer)];
+      to += args.receive_bytes[static_cast<std::size_t>(peer)];
+    }
+    (void)cudaEventRecord(fork_, stream_);
+    (void)cudaStreamWaitEvent(side_, fork_);
+    const std::int64_t own = args.send_bytes[static_cast<std::size_t>(rank_)];
+    if (own > 0) {
+      (void)cudaMemcpyAsync(to, from, static_cast<std::size_t>(own), cudaMemcpyDeviceToDevice,
+                            side_);
+    }
+    (void)cudaEventRecord(join_, side_);
   }
 
   // Waits until a non-blocking call is settled, at most the timeout.
@@ -311,7 +353,8 @@ class NcclCommunicator final : public Communicator {
     const Clock::time_point deadline = Clock::now() + timeout_;
     ncclResult_t state = ncclInProgress;
     while (Clock::now() < deadline) {
-      if (lib_.async_error(comm_, &state) != ncclSuccess) {
+      const ncclComm_t comm = comm_;
+      if (comm == nullptr || lib_.async_error(comm, &state) != ncclSuccess) {
         return ncclInternalError;
       }
       if (state != ncclInProgress) {
@@ -325,12 +368,18 @@ class NcclCommunicator final : public Communicator {
   template <class Enqueue>
   CommResult Run(const char* what, Enqueue enqueue) {
     ++calls_;
+    last_ = what;
+    std::unique_lock call(call_mutex_);
+    const ncclComm_t comm = comm_;
     CommResult state = State(what);
     if (!state.ok()) {
       return state;
     }
+    if (comm == nullptr) {
+      return Fault(what, "the communicator was not made");
+    }
     (void)cudaSetDevice(device_);
-    ncclResult_t status = enqueue();
+    ncclResult_t status = enqueue(comm);
     if (status == ncclInProgress) {
       status = Settle();
     }
@@ -338,9 +387,10 @@ class NcclCommunicator final : public Communicator {
       const bool late = status == ncclInProgress;
       const std::string text =
           late ? "was not accepted within the timeout" : lib_.error_string(status);
-      Fail(late ? CommResult::Code::kTimeout : CommResult::Code::kFault, text);
+      Fail(late ? CommResult::Code::kTimeout : CommResult::Code::kFault, text, /*own_call=*/true);
       return State(what);
     }
+    call.unlock();
     std::lock_guard lock(mutex_);
     cudaEvent_t event = nullptr;
     if (!spare_.empty()) {
@@ -379,8 +429,9 @@ class NcclCommunicator final : public Communicator {
                           std::to_string(oldest.call) + ") " +
                           (broken ? std::string("failed: ") + lib_.error_string(state)
                                   : "did not complete within the timeout")};
-          (void)lib_.abort(comm_);
-          comm_ = nullptr;
+          lock.unlock();
+          Release(/*own_call=*/false);
+          lock.lock();
         }
       }
       // Events cannot be waited for together with a deadline; look again soon.
@@ -394,12 +445,17 @@ class NcclCommunicator final : public Communicator {
   const int device_, rank_, size_;
   const Clock::duration timeout_;
   float* token_ = nullptr;
+  cudaStream_t side_ = nullptr;
+  cudaEvent_t fork_ = nullptr, join_ = nullptr;
   // The owning thread's.
   std::int64_t calls_ = 0;
-  // Guarded by mutex_ (comm_ is read without it by the owning thread while failure_ is ok).
+  const char* last_ = "start";
+  // Held by the owning thread while it is inside NCCL. Never waited for with mutex_ held.
+  std::timed_mutex call_mutex_;
+  std::atomic<ncclComm_t> comm_ = nullptr;
+  // Guards what follows.
   std::mutex mutex_;
   std::condition_variable_any wake_;
-  ncclComm_t comm_ = nullptr;
   CommResult failure_;
   std::deque<Pending> pending_;
   std::vector<cudaEvent_t> spare_;

@@ -113,6 +113,7 @@ absl::Status Exchange::AllReduceHost(void* data, std::int64_t count, DType dtype
     RETURN_IF_ERROR(StatusOf(comm_->AllReduce(device_small_, n, dtype, op)));
     Copy(part, device_small_, n * width, CopyKind::kToHost);
     backend_.ops->synchronize(backend_.context);
+    RETURN_IF_ERROR(StatusOf(comm_->Check()));
   }
   return absl::OkStatus();
 }
@@ -132,7 +133,7 @@ absl::Status Exchange::AllGatherHost(const std::int64_t* send, std::int64_t coun
   RETURN_IF_ERROR(StatusOf(comm_->AllGather(device_small_, device_small_ + kSmallBytes, bytes)));
   Copy(all, device_small_ + kSmallBytes, bytes * size(), CopyKind::kToHost);
   backend_.ops->synchronize(backend_.context);
-  return absl::OkStatus();
+  return StatusOf(comm_->Check());
 }
 
 }  // namespace octavo

@@ -43,7 +43,7 @@ absl::Status HostCollectives::AllReduce(std::span<double> values, ReduceOp op) {
       backend_.context,
       {.dst = values.data(), .src = device_send_, .bytes = count * 8, .kind = CopyKind::kToHost});
   ops.synchronize(backend_.context);
-  return absl::OkStatus();
+  return Marked(comm_->Check());
 }
 
 absl::StatusOr<std::string> HostCollectives::AllGather(std::string_view mine) {
@@ -73,6 +73,7 @@ absl::StatusOr<std::string> HostCollectives::AllGather(std::string_view mine) {
                                 .bytes = n * size(),
                                 .kind = CopyKind::kToHost});
     ops.synchronize(backend_.context);
+    RETURN_IF_ERROR(Marked(comm_->Check()));
     for (std::size_t r = 0; r < static_cast<std::size_t>(size()); ++r) {
       std::memcpy(&all[r * bytes + begin], &received[r * part], part);
     }
@@ -101,6 +102,7 @@ absl::Status HostCollectives::Broadcast(std::string* text, int root) {
         backend_.context,
         {.dst = text->data() + begin, .src = device_send_, .bytes = n, .kind = CopyKind::kToHost});
     ops.synchronize(backend_.context);
+    RETURN_IF_ERROR(Marked(comm_->Check()));
   }
   return absl::OkStatus();
 }

@@ -37,6 +37,7 @@ class TimedCommunicator final : public Communicator {
   }
   CommResult Barrier() override { return Counted(inner_->Barrier()); }
   void Abort() override { inner_->Abort(); }
+  CommResult Check() override { return inner_->Check(); }
 
  private:
   CommResult Counted(CommResult result) {
