@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <set>
 
 #include "base/check.h"
@@ -21,6 +22,22 @@ constexpr char kConfigFile[] = "config.json";
 
 // Older exporters store the rotary frequencies, which are computed here.
 bool IsDerived(const std::string& name) { return EndsWith(name, ".rotary_emb.inv_freq"); }
+
+constexpr std::string_view kScales = "_scale_inv";
+
+// IEEE 754 binary16, exactly.
+float FloatFromF16(std::uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  float value;
+  if (exponent == 31) {
+    value = fraction != 0 ? std::numeric_limits<float>::quiet_NaN()
+                          : std::numeric_limits<float>::infinity();
+  } else {
+    value = std::ldexp(static_cast<float>(exponent == 0 ? fraction : 1024 + fraction),
+                       std::max(exponent, 1) - 25);
+  }
+  return bits >> 15 != 0 ? -value : value;
+}
 
 }  // namespace
 
@@ -49,6 +66,10 @@ absl::StatusOr<std::unique_ptr<HfWeights>> HfWeights::Open(const FileSystem& fs,
   ASSIGN_OR_RETURN(const std::string text, fs.ReadFile(config_path));
   ASSIGN_OR_RETURN(weights->config_, ParseHfConfig(text, config_path));
   weights->sources_ = HfSourcesOf(weights->config_.model);
+  for (HfStack& stack : HfStacks(weights->config_.model)) {
+    std::string name = stack.stack;
+    weights->stacks_.emplace(std::move(name), std::move(stack));
+  }
   RETURN_IF_ERROR(weights->OpenFiles(fs));
   RETURN_IF_ERROR(weights->CheckTensors());
   return weights;
@@ -61,16 +82,56 @@ absl::Status HfWeights::OpenFiles(const FileSystem& fs) {
       continue;
     }
     ASSIGN_OR_RETURN(std::unique_ptr<SafetensorsFile> file,
-                     SafetensorsFile::Open(fs, JoinPath(folder_, name)));
+                     SafetensorsFile::Open(fs, JoinPath(folder_, name), F16Tensors::kAccepted));
     for (const auto& [tensor, entry] : file->entries()) {
-      if (!places_.emplace(tensor, Place{file.get(), &entry}).second) {
-        return InvalidArgumentError(StrCat(folder_, ": tensor ", tensor, " is in two files"));
-      }
+      RETURN_IF_ERROR(AddTensor(*file, tensor, entry));
     }
     files_.push_back(std::move(file));
   }
   if (files_.empty()) {
     return NotFoundError(StrCat(folder_, ": no *.safetensors files"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HfWeights::AddPlace(const std::string& name, const SafetensorsFile& file,
+                                 const SafetensorsEntry& entry) {
+  if (!places_.emplace(name, Place{&file, &entry}).second) {
+    return InvalidArgumentError(StrCat(folder_, ": tensor ", name, " is in two files"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HfWeights::AddTensor(const SafetensorsFile& file, const std::string& name,
+                                  const SafetensorsEntry& entry) {
+  const bool scales = EndsWith(name, kScales);
+  const auto stack = stacks_.find(scales ? name.substr(0, name.size() - kScales.size()) : name);
+  return stack == stacks_.end() ? AddPlace(HfCanonicalName(config_.model, name), file, entry)
+                                : AddStack(file, entry, stack->second, scales);
+}
+
+absl::Status HfWeights::AddStack(const SafetensorsFile& file, const SafetensorsEntry& entry,
+                                 const HfStack& stack, bool scales) {
+  std::vector<std::int64_t> shape = stack.slice_shape;
+  if (scales) {
+    shape = {CeilDiv(shape[0], config_.block_rows), CeilDiv(shape[1], config_.block_cols)};
+  }
+  const auto count = static_cast<std::int64_t>(stack.slices.size());
+  const std::vector<std::int64_t> whole = {config_.model.experts,
+                                           count / config_.model.experts * shape[0], shape[1]};
+  if (entry.shape != whole) {
+    return InvalidArgumentError(StrCat(file.path(), ": tensor ", stack.stack, scales ? kScales : "",
+                                       " is [", StrJoin(entry.shape, ", "),
+                                       "]; config.json gives [", StrJoin(whole, ", "), "]"));
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    SafetensorsEntry slice = entry;
+    slice.shape = shape;
+    slice.bytes = entry.bytes / count;
+    slice.offset = entry.offset + i * slice.bytes;
+    slices_.push_back(std::move(slice));
+    const std::string& weight = stack.slices[static_cast<std::size_t>(i)];
+    RETURN_IF_ERROR(AddPlace(scales ? HfScaleName(weight) : weight, file, slices_.back()));
   }
   return absl::OkStatus();
 }
@@ -105,7 +166,7 @@ absl::Status HfWeights::CheckTensors() const {
       if (entry->dtype != DType::kBF16 && entry->dtype != DType::kF32) {
         return InvalidArgumentError(
             StrCat(folder_, ": tensor ", t.name, " is stored as ", SafetensorsName(entry->dtype),
-                   "; valid are BF16, F32, and F8_E4M3 with a quantization_config"));
+                   "; valid are BF16, F16, F32, and F8_E4M3 with a quantization_config"));
       }
     }
   }
@@ -170,7 +231,8 @@ absl::Status HfWeights::ReadFloats(const Place& place, std::span<float> out) con
   std::vector<std::uint16_t> bits(out.size());
   RETURN_IF_ERROR(
       place.file->Read(*place.entry, {reinterpret_cast<char*>(bits.data()), bits.size() * 2}));
-  std::transform(bits.begin(), bits.end(), out.begin(), FloatFromBf16);
+  std::transform(bits.begin(), bits.end(), out.begin(),
+                 place.entry->f16 ? FloatFromF16 : FloatFromBf16);
   return absl::OkStatus();
 }
 

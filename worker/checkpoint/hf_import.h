@@ -1,16 +1,18 @@
-// Weights from a Hugging Face folder (Mixtral or Qwen3-MoE; BF16, FP32 or FP8 blockwise) as a
+// Weights from a Hugging Face folder (Mixtral or Qwen3-MoE; BF16, F16, FP32 or FP8 blockwise) as a
 // checkpoint of step 0 that a job names as `checkpoint.start_from`.
 //
 //   ASSIGN_OR_RETURN(HfImportSummary summary, ImportFromHf(fs, {.folder = "hf", .output =
 //   "start"}));
 //
-// Masters are FP32: BF16 widens exactly, FP8 becomes q · dequant_scale, one rounding. Every tensor
+// Masters are FP32: BF16 and F16 widen exactly, FP8 becomes q · dequant_scale, one rounding.
+// Experts may stand one by one, as released models have them, or stacked (hf_names.h). Every tensor
 // that the architecture needs must be there with its shape, and nothing else may be: a tensor
 // without a place here (a bias, an adapter) is something the model would compute and we would not.
 // HfWeights is also how the offline evaluation reads such a folder without writing anything.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -55,6 +57,13 @@ class HfWeights {
     const SafetensorsEntry* entry;
   };
   absl::Status OpenFiles(const FileSystem& fs);
+  // Enters a tensor of a file under its own name, or its slices under theirs.
+  absl::Status AddTensor(const SafetensorsFile& file, const std::string& name,
+                         const SafetensorsEntry& entry);
+  absl::Status AddStack(const SafetensorsFile& file, const SafetensorsEntry& entry,
+                        const HfStack& stack, bool scales);
+  absl::Status AddPlace(const std::string& name, const SafetensorsFile& file,
+                        const SafetensorsEntry& entry);
   absl::Status CheckTensors() const;
   absl::Status ReadPart(const HfTensor& part, std::span<float> out) const;
   absl::Status ReadFloats(const Place& place, std::span<float> out) const;
@@ -63,6 +72,8 @@ class HfWeights {
   HfConfig config_;
   std::vector<HfSources> sources_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, HfStack> stacks_;  // by name
+  std::deque<SafetensorsEntry> slices_;    // of stacks that were found; never moved
   std::map<std::string, Place> places_;
 };
 

@@ -87,6 +87,43 @@ std::vector<HfTensor> HfTensors(const ModelConfig& m) {
   return table.Take();
 }
 
+std::vector<HfStack> HfStacks(const ModelConfig& m) {
+  const bool mixtral = m.family == ModelFamily::kMixtral;
+  const SwigluNames& names = mixtral ? kMixtralExpert : kProjections;
+  std::vector<HfStack> stacks;
+  for (std::int32_t l = 0; l < m.layers; ++l) {
+    if (m.is_dense(l)) {
+      continue;
+    }
+    const std::string layer = StrCat("model.layers.", l, ".");
+    const std::string experts = layer + (mixtral ? "block_sparse_moe." : "mlp.") + "experts.";
+    HfStack wide{.stack = layer + "mlp.experts.gate_up_proj",
+                 .slices = {},
+                 .slice_shape = {m.expert_hidden, m.hidden}};
+    HfStack down{.stack = layer + "mlp.experts.down_proj",
+                 .slices = {},
+                 .slice_shape = {m.hidden, m.expert_hidden}};
+    for (std::int32_t e = 0; e < m.experts; ++e) {
+      wide.slices.push_back(StrCat(experts, e, ".", names.gate, ".weight"));
+      wide.slices.push_back(StrCat(experts, e, ".", names.up, ".weight"));
+      down.slices.push_back(StrCat(experts, e, ".", names.down, ".weight"));
+    }
+    stacks.push_back(std::move(wide));
+    stacks.push_back(std::move(down));
+  }
+  return stacks;
+}
+
+std::string HfCanonicalName(const ModelConfig& model, const std::string& name) {
+  constexpr std::string_view kLayers = "model.layers.", kMlp = ".mlp.";
+  const std::size_t at = name.find(kMlp);
+  if (model.family != ModelFamily::kMixtral || !StartsWith(name, kLayers) ||
+      at == std::string::npos) {
+    return name;
+  }
+  return StrCat(name.substr(0, at), ".block_sparse_moe.", name.substr(at + kMlp.size()));
+}
+
 std::string HfScaleName(const std::string& weight) { return weight + "_scale_inv"; }
 
 }  // namespace octavo

@@ -42,6 +42,24 @@ struct HfTensor {
 // in rising order of rows and cover it. REQUIRES: CheckHfExpressible(model).
 std::vector<HfTensor> HfTensors(const ModelConfig& model);
 
+// The matrices of all experts of a layer in one tensor, as transformers 5 keeps them in memory and
+// writes them with save_original_format=False:
+//   model.layers.L.mlp.experts.gate_up_proj  [E, 2F, H]  every expert's gate rows, then its up rows
+//   model.layers.L.mlp.experts.down_proj     [E, H, F]
+// and with "_scale_inv" behind, the scales of FP8 blocks, [E, 2·ceil(F/b), ceil(H/b)] and
+// [E, ceil(H/b), ceil(F/b)].
+struct HfStack {
+  std::string stack;                      // name of such a tensor
+  std::vector<std::string> slices;        // weights by today's names, in the order of their bytes
+  std::vector<std::int64_t> slice_shape;  // of each
+};
+// Every stack that could stand for tensors of HfTensors(model). REQUIRES:
+// CheckHfExpressible(model).
+std::vector<HfStack> HfStacks(const ModelConfig& model);
+
+// The same folders call Mixtral's block_sparse_moe "mlp". The name that HfTensors has for `name`.
+std::string HfCanonicalName(const ModelConfig& model, const std::string& name);
+
 // The name of the scales of a tensor in an FP8 blockwise folder (DeepSeek-V3's convention):
 // "….weight" → "….weight_scale_inv".
 std::string HfScaleName(const std::string& weight);

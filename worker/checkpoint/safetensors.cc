@@ -111,7 +111,8 @@ absl::StatusOr<FileDigest> WriteSafetensorsFrom(FileSystem& fs, const std::strin
 }
 
 absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const FileSystem& fs,
-                                                                       const std::string& path) {
+                                                                       const std::string& path,
+                                                                       F16Tensors f16) {
   auto result = std::make_unique<SafetensorsFile>();
   result->path_ = path;
   ASSIGN_OR_RETURN(result->file_, fs.OpenForRead(path));
@@ -153,7 +154,10 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const Fil
       return bad("dtype, shape or data_offsets are missing or malformed");
     }
     SafetensorsEntry entry;
-    if (!ParseSafetensorsName(value["dtype"].get<std::string>(), &entry.dtype)) {
+    entry.f16 = f16 == F16Tensors::kAccepted && value["dtype"] == "F16";
+    if (entry.f16) {
+      entry.dtype = DType::kBF16;
+    } else if (!ParseSafetensorsName(value["dtype"].get<std::string>(), &entry.dtype)) {
       return bad(StrCat("dtype ", value["dtype"].get<std::string>(), " is not known here"));
     }
     std::int64_t elements = 1;

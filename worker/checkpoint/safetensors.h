@@ -62,14 +62,19 @@ struct SafetensorsEntry {
   std::vector<std::int64_t> shape;
   std::int64_t offset = 0;  // in the file
   std::int64_t bytes = 0;
+  // IEEE half precision, which no backend computes with; dtype is kBF16 then, for its size alone.
+  bool f16 = false;
 };
+
+// Our own files never hold F16; those of others may.
+enum class F16Tensors : std::uint8_t { kRefused, kAccepted };
 
 // Thread-safe after Open.
 class SafetensorsFile {
  public:
   // NOT_FOUND, or DATA_LOSS with what is wrong and where.
-  static absl::StatusOr<std::unique_ptr<SafetensorsFile>> Open(const FileSystem& fs,
-                                                               const std::string& path);
+  static absl::StatusOr<std::unique_ptr<SafetensorsFile>> Open(
+      const FileSystem& fs, const std::string& path, F16Tensors f16 = F16Tensors::kRefused);
 
   const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
