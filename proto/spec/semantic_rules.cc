@@ -174,6 +174,11 @@ void CheckIdentity(const v1::JobSpec& spec, SpecFindings& findings) {
   CheckPath("data.validation_path", spec.data().validation_path(), findings);
   CheckPath("checkpoint.path", spec.checkpoint().path(), findings);
   CheckPath("checkpoint.start_from", spec.checkpoint().start_from(), findings);
+  if (Sound(findings, {"checkpoint.start_from", "checkpoint.start_state"}) &&
+      spec.checkpoint().start_state() == "all" && spec.checkpoint().start_from().empty()) {
+    findings.Add("checkpoint.start_state", "all",
+                 "has no meaning without checkpoint.start_from; valid: name one, or leave it out");
+  }
   if (Sound(findings, {"data.path", "checkpoint.path"}) && !spec.data().path().empty() &&
       spec.data().path() == spec.checkpoint().path()) {
     findings.Add("checkpoint.path", Quoted(spec.checkpoint().path()),

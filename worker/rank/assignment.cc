@@ -125,7 +125,8 @@ absl::StatusOr<TrainingConfig> ConfigFromSpec(const v1::JobSpec& spec) {
   c.checkpoint = {.root = spec.checkpoint().path(),
                   .interval_steps = spec.checkpoint().interval_steps(),
                   .keep = spec.checkpoint().keep(),
-                  .start_from = spec.checkpoint().start_from()};
+                  .start_from = spec.checkpoint().start_from(),
+                  .start_all = spec.checkpoint().start_state() == "all"};
   c.validation_interval = train.validation().interval_steps();
   c.validation_batches = train.validation().batches();
   c.telemetry_interval = spec.telemetry().interval_steps();

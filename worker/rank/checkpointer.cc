@@ -118,15 +118,27 @@ absl::StatusOr<StartPoint> Checkpointer::Begin(Transformer& model,
     model.InitializeParameters();
     const std::string& other = options_.config.checkpoint.start_from;
     if (!other.empty()) {
-      const absl::Status loaded =
-          options_.world.Agree(DiskError(LoadStartWeights(model, interrupted)));
+      const bool all = options_.config.checkpoint.start_all;
+      // Rank 0 looks for the newest: while another job writes there, ranks could see different
+      // ones.
+      const absl::StatusOr<std::string> newest =
+          leader ? FindCheckpoint(options_.fs, other) : std::string();
+      absl::Status loaded = options_.world.Agree(DiskError(newest.status()));
+      if (loaded.ok()) {
+        std::string path = *newest;
+        RETURN_IF_ERROR(options_.world.Broadcast(&path, 0));
+        loaded = options_.world.Agree(
+            DiskError(all ? LoadStartState(path, model, interrupted, &start.state)
+                          : LoadStartWeights(path, model, interrupted)));
+      }
       if (loaded.code() == absl::StatusCode::kCancelled) {
         start.interrupted = true;
         return start;
       }
-      RETURN_IF_ERROR(
-          Annotate(loaded, StrCat("loading the weights of checkpoint.start_from ", other)));
-      start.note = StrCat("weights from ", other);
+      RETURN_IF_ERROR(Annotate(loaded, StrCat("loading the ", all ? "state" : "weights",
+                                              " of checkpoint.start_from ", other)));
+      start.note = all ? StrCat("goes on from step ", start.state.step, " of ", other)
+                       : StrCat("weights from ", other);
     }
   }
   saved_step_ = start.path.empty() ? -1 : start.state.step;
@@ -159,10 +171,22 @@ absl::Status Checkpointer::LoadCandidate(const std::string& path, Transformer& m
   return absl::OkStatus();
 }
 
-absl::Status Checkpointer::LoadStartWeights(Transformer& model,
+absl::Status Checkpointer::LoadStartState(const std::string& path, Transformer& model,
+                                          const std::function<bool()>& interrupted,
+                                          TrainState* state) {
+  RETURN_IF_ERROR(LoadCandidate(path, model, interrupted, state));
+  // Batches are counted, not sequences: with another batch the same data would come again.
+  if (state->data_position != state->step * options_.config.global_batch()) {
+    return InvalidArgumentError(StrCat(
+        path, ": ", state->step, " steps over ", state->data_position,
+        " sequences; with checkpoint.start_state: all, train.global_batch must be the same, not ",
+        options_.config.global_batch()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpointer::LoadStartWeights(const std::string& path, Transformer& model,
                                             const std::function<bool()>& interrupted) {
-  ASSIGN_OR_RETURN(const std::string path,
-                   FindCheckpoint(options_.fs, options_.config.checkpoint.start_from));
   ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
                    CheckpointReader::Open(options_.fs, path));
   RETURN_IF_ERROR(CompareArchitectures(reader->manifest().model, options_.config.model));

@@ -70,7 +70,11 @@ class Checkpointer {
  private:
   absl::Status LoadCandidate(const std::string& path, Transformer& model,
                              const std::function<bool()>& interrupted, TrainState* state);
-  absl::Status LoadStartWeights(Transformer& model, const std::function<bool()>& interrupted);
+  // Of another job: its whole state, or its weights alone.
+  absl::Status LoadStartState(const std::string& path, Transformer& model,
+                              const std::function<bool()>& interrupted, TrainState* state);
+  absl::Status LoadStartWeights(const std::string& path, Transformer& model,
+                                const std::function<bool()>& interrupted);
   absl::Status PublishWritten();
 
   const Options options_;

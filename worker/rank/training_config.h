@@ -26,7 +26,8 @@ struct CheckpointConfig {
   // The newest checkpoint that the controller was told of; 0: none.
   std::int64_t known_step = 0;
   std::string known_path;
-  std::string start_from;  // weights of a job that has no checkpoint yet; empty: random
+  std::string start_from;  // for a job that has no checkpoint yet; empty: random weights
+  bool start_all = false;  // not the weights alone: the whole state, as a resume would load it
 };
 
 struct TrainingConfig {
