@@ -1,26 +1,35 @@
 #!/usr/bin/env python3
 """Octavo's Hugging Face folders against transformers itself, both ways, Mixtral and Qwen3-MoE.
 
-    tests/interop/hf/check_transformers.py --bin build/bin
+    tests/interop/hf/check_transformers.py --bin build/bin [--cuda]
 
 For each family a small model is initialised by transformers at random, rounded to BF16 and saved.
   import   octavo import → octavo eval (fp32): logits and loss equal transformers' in FP32
+  layouts  the same model saved with its experts stacked (transformers 5, save_original_format=False)
+           gives the same logits, bit for bit; saved in F16, those of transformers from F16
   export   octavo export --format bf16: transformers loads it; every weight is bit-equal to the
            original, the logits equal Octavo's
   fp8      octavo export --format fp8: codes and scales, read by this script alone, are those of an
            independent quantiser; dequantised and run by transformers they give the logits that
            `octavo eval` computes from the FP8 folder
+  own fp8  transformers loads the FP8 folder by its own quantizer: dequantised, every weight equals
+           ours and so do the logits; with --cuda also as FP8, code for code
 Logits must agree within 1e-4 (FP32 on both sides, logits of order 1; the sums differ in order).
 Needs torch, transformers and safetensors (exit 77 without them), runs on the CPU, downloads nothing.
 """
 import argparse
+import inspect
 import json
 import os
+import re
+import shutil
 import struct
 import subprocess
 import sys
 import tempfile
+import traceback
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 try:
     import torch
     import transformers
@@ -36,7 +45,7 @@ VOCAB, LENGTH, SEQUENCES = 320, 48, 4
 def families():
     common = dict(vocab_size=VOCAB, hidden_size=96, num_hidden_layers=3, num_attention_heads=6,
                   num_key_value_heads=2, head_dim=16, num_experts_per_tok=2,
-                  max_position_embeddings=256, initializer_range=0.08, attn_implementation="eager")
+                  max_position_embeddings=256, initializer_range=0.08)
     rope = dict(rope_parameters={"rope_theta": 5e4, "rope_type": "default"})
     if transformers.__version__.startswith("4."):
         rope = dict(rope_theta=5e4)
@@ -49,6 +58,17 @@ def families():
     yield "qwen3_moe_plain_weights", transformers.Qwen3MoeConfig(
         num_experts=6, moe_intermediate_size=160, norm_topk_prob=False, tie_word_embeddings=True,
         **common, **rope)
+
+
+def blocked_families():
+    """All matrices in whole 128×128 blocks: transformers' quantizer takes nothing else."""
+    common = dict(vocab_size=VOCAB, hidden_size=256, num_hidden_layers=2, num_attention_heads=4,
+                  num_key_value_heads=2, head_dim=64, num_experts_per_tok=2,
+                  max_position_embeddings=256, initializer_range=0.08)
+    yield "mixtral_blocks", transformers.MixtralConfig(
+        num_local_experts=4, intermediate_size=128, bos_token_id=None, eos_token_id=None, **common)
+    yield "qwen3_moe_blocks", transformers.Qwen3MoeConfig(
+        num_experts=4, moe_intermediate_size=128, norm_topk_prob=True, **common)
 
 
 def write_llmc(path, tokens):
@@ -102,10 +122,44 @@ def loss_of(logits, tokens, stream):
     return torch.nn.functional.cross_entropy(logits.double().flatten(0, 1), targets.flatten()).item()
 
 
-def load(folder):
+def load(folder, **options):
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager")
+        folder, dtype=torch.float32, attn_implementation="eager", **options)
     return model.eval()
+
+
+def one_by_one(tensors):
+    """The experts of stacked tensors under the names that released models have."""
+    out = {}
+    for name, value in tensors.items():
+        found = re.match(r"(model\.layers\.\d+\.)mlp\.experts\.(gate_up_proj|down_proj)(_scale_inv)?$",
+                         name)
+        if not found:
+            out[name] = value
+            continue
+        layer, stack, scales = found.groups()
+        for e in range(value.shape[0]):
+            if stack == "down_proj":
+                parts = {"down_proj": value[e]}
+            else:
+                parts = dict(zip(("gate_proj", "up_proj"), value[e].chunk(2, 0)))
+            for part, rows in parts.items():
+                out["%smlp.experts.%d.%s.weight%s" % (layer, e, part, scales or "")] = rows
+    return out
+
+
+def plain_name(name):
+    """One name for both families, so that loaded parameters can be found."""
+    name = name.replace(".block_sparse_moe.", ".mlp.")
+    for old, new in (("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")):
+        name = re.sub(r"(\.experts\.\d+\.)%s\." % old, r"\1%s." % new, name)
+    return name
+
+
+def differing(loaded, expected, same):
+    """Tensors of `expected` (by plain name) that are missing in `loaded` or not the same."""
+    return sorted(name for name, value in expected.items()
+                  if name not in loaded or not same(loaded[name].cpu(), value))
 
 
 def quantise(weight):
@@ -135,7 +189,36 @@ class Report:
     def check(self, what, value, limit):
         good = value <= limit
         self.failed = self.failed or not good
-        print("%-58s %12.3e  (limit %g)  %s" % (what, value, limit, "ok" if good else "FAILED"))
+        print("%-66s %12.3e  (limit %g)  %s" % (what, value, limit, "ok" if good else "FAILED"))
+
+
+    def attempt(self, name, check):
+        """One model's failure does not hide the others'."""
+        try:
+            check()
+        except (Exception, SystemExit) as error:
+            self.failed = True
+            traceback.print_exc()
+            print("%s: FAILED: %s" % (name, error))
+
+
+def check_layouts(name, model, ours, octavo, data, work, report):
+    """Other layouts of the same model."""
+    if "save_original_format" in inspect.signature(model.save_pretrained).parameters:
+        stacked = os.path.join(work, name + ".stacked")
+        model.save_pretrained(stacked, save_original_format=False)
+        assert any(k.endswith(".mlp.experts.gate_up_proj") for k in load_folder(stacked))
+        octavo.run("import", stacked, stacked + ".start")
+        _, _, again = octavo.evaluate(stacked + ".start", data, name + ".stacked")
+        report.check(name + " stacked experts: logits that differ", int((again != ours).sum()), 0)
+    else:
+        print("%s: this transformers has no stacked layout" % name)
+    half = os.path.join(work, name + ".f16")
+    model.to(torch.float16).save_pretrained(half)
+    model.to(torch.bfloat16)
+    _, tokens, of_half = octavo.evaluate(half, data, name + ".f16")
+    report.check(name + " f16: logits",
+                 (of_half - transformers_logits(load(half), tokens)).abs().max().item(), LIMIT)
 
 
 def check_family(name, config, octavo, work, report):
@@ -158,6 +241,9 @@ def check_family(name, config, octavo, work, report):
     assert spread > 0.05, "logits of standard deviation %g test nothing" % spread
     report.check(name + " import: logits", (ours - theirs).abs().max().item(), LIMIT)
     report.check(name + " import: loss", abs(loss - loss_of(theirs, tokens, stream)), 1e-5)
+
+    report.attempt(name + " layouts",
+                   lambda: check_layouts(name, model, ours, octavo, data, work, report))
 
     # Export.
     exported = os.path.join(work, name + ".bf16")
@@ -204,16 +290,78 @@ def check_family(name, config, octavo, work, report):
                  (of_fp8 - transformers_logits(load(plain), tokens)).abs().max().item(), LIMIT)
 
 
+def check_own_quantizer(name, config, octavo, work, report, cuda):
+    torch.manual_seed(23)
+    original = os.path.join(work, name)
+    transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(original)
+    stream = torch.randint(0, VOCAB, (LENGTH * SEQUENCES + 1,)).tolist()
+    data = os.path.join(work, name + ".bin")
+    write_llmc(data, stream)
+    octavo.run("import", original, original + ".start")
+    fp8 = original + ".fp8"
+    octavo.run("export", original + ".start", fp8, "--format", "fp8")
+    stored = load_folder(fp8)
+    codes = {plain_name(k): v for k, v in stored.items()}
+    values = {k: dequantise(v, codes[k + "_scale_inv"]) if v.dtype == torch.float8_e4m3fn
+              else v.float() for k, v in codes.items() if not k.endswith("_scale_inv")}
+    loss, tokens, ours = octavo.evaluate(fp8, data, name + ".own")
+
+    # Dequantised while loading: on a machine without a GPU it does so unasked.
+    unpacked = original + ".unpacked"
+    shutil.copytree(fp8, unpacked)
+    with open(os.path.join(fp8, "config.json")) as file:
+        text = json.load(file)
+    text["quantization_config"]["dequantize"] = True
+    with open(os.path.join(unpacked, "config.json"), "w") as file:
+        json.dump(text, file)
+    model = load(unpacked)
+    loaded = one_by_one({plain_name(k): v for k, v in model.state_dict().items()})
+    # Older versions dequantise to BF16 whatever was asked for.
+    wide = all(v.dtype == torch.float32 for v in loaded.values())
+    wrong = differing(loaded, values, lambda a, b: torch.equal(
+        a.float(), b if wide else b.to(torch.bfloat16).float()))
+    report.check("%s own fp8, dequantised%s: tensors that differ" % (name, "" if wide else " (bf16)"),
+                 len(wrong), 0)
+    if wrong:
+        print("   ", ", ".join(wrong[:4]))
+    if wide:
+        report.check(name + " own fp8, dequantised: logits",
+                     (ours - transformers_logits(model, tokens)).abs().max().item(), LIMIT)
+    if not cuda:
+        return
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        fp8, dtype=torch.bfloat16, device_map="cuda", attn_implementation="eager").eval()
+    loaded = one_by_one({plain_name(k): v for k, v in model.state_dict().items()})
+    wrong = differing(loaded, codes, lambda a, b: a.dtype == b.dtype and torch.equal(
+        a.view(torch.uint8), b.view(torch.uint8)))
+    report.check(name + " own fp8 on the GPU: tensors that differ", len(wrong), 0)
+    if wrong:
+        print("   ", ", ".join(wrong[:4]))
+    try:
+        theirs = transformers_logits(model, tokens.cuda()).cpu()
+    except Exception as missing:  # its FP8 kernels come from the hub, which cannot be reached here
+        print("%s own fp8 on the GPU: forward not run: %s" % (name, str(missing).split("\n")[0]))
+        return
+    # Activations are cast to FP8 too: 3 bits of mantissa give some per cent.
+    report.check(name + " own fp8 on the GPU: relative distance of logits",
+                 ((theirs - ours).norm() / ours.norm()).item(), 0.15)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--bin", required=True, help="folder with octavo and octavo-rank")
+    parser.add_argument("--cuda", action="store_true", help="load FP8 folders on a GPU too")
     arguments = parser.parse_args()
     torch.set_num_threads(4)
     print("torch %s, transformers %s" % (torch.__version__, transformers.__version__))
     report = Report()
     with tempfile.TemporaryDirectory() as work:
+        octavo = Octavo(arguments.bin, work)
         for name, config in families():
-            check_family(name, config, Octavo(arguments.bin, work), work, report)
+            report.attempt(name, lambda: check_family(name, config, octavo, work, report))
+        for name, config in blocked_families():
+            report.attempt(name, lambda: check_own_quantizer(name, config, octavo, work, report,
+                                                             arguments.cuda))
     print("FAILED" if report.failed else "all agree")
     return 1 if report.failed else 0
 
