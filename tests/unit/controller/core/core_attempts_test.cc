@@ -1,4 +1,6 @@
 // Gangs, failures and what follows, fencing, leases, restarts of the controller.
+#include <set>
+
 #include "gmock/gmock.h"
 #include "proto/convert/error_detail.h"
 #include "tests/unit/controller/core/core_harness.h"
@@ -54,6 +56,64 @@ TEST_F(CoreAttempts, AnExitWithoutAWordIsNoSuccess) {
   EndAll("b", Succeeded);
   EXPECT_EQ(Get("job").state(), v1::RESTARTING);
   EXPECT_THAT(Get("job").message(), HasSubstr("without saying that it had finished"));
+}
+
+// The report of the last step may be lost with a stream; the end of its rank is repeated and has
+// it.
+TEST_F(CoreAttempts, ALostReportOfTheLastStepComesWithTheEndOfItsRank) {
+  RunOn2Workers();
+  Step("a", 98, 2.5);
+  const auto end = [](internal::v1::RankEnded& ended) {
+    ended.mutable_outcome()->set_step(100);
+    internal::v1::StepReport& last = *ended.mutable_last_step();
+    last.set_step(100);
+    last.set_loss(1.25);
+    last.set_tokens(256);
+    last.set_has_validation(true);
+    last.set_validation_loss(1.5);
+  };
+  EndAll("b", Succeeded);
+  EndAll("a", end);
+  const v1::Job job = Get("job");
+  EXPECT_EQ(job.state(), v1::SUCCEEDED);
+  EXPECT_EQ(job.progress().step(), 100);
+  EXPECT_EQ(job.progress().loss(), 1.25);
+  EXPECT_EQ(job.progress().validation_loss(), 1.5);
+  EXPECT_EQ(job.progress().tokens(), 25600);
+}
+
+TEST_F(CoreAttempts, TheLastStepInTheEndChangesNothingWhenItsReportHadArrived) {
+  RunOn2Workers();
+  Step("a", 100, 2.5);
+  EndAll("b", Succeeded);
+  EndAll("a", [](internal::v1::RankEnded& ended) {
+    ended.mutable_outcome()->set_step(100);
+    ended.mutable_last_step()->set_step(100);
+    ended.mutable_last_step()->set_loss(9);
+  });
+  EXPECT_EQ(Get("job").state(), v1::SUCCEEDED);
+  EXPECT_EQ(Get("job").progress().loss(), 2.5);
+}
+
+TEST_F(CoreAttempts, SpecificationAndPlanTravelOncePerWorkerWhateverRanksItGets) {
+  Register("a", 3);
+  Register("b", 1);
+  ASSERT_TRUE(Submit(Spec("job", 4)).ok());
+  ASSERT_EQ(sent_["a"].size(), 2u) << "registered, and one StartRank after it";
+  const std::vector<internal::v1::RankAssignment> on_a = TakeStarts("a"), on_b = TakeStarts("b");
+  ASSERT_EQ(on_a.size(), 3u);
+  ASSERT_EQ(on_b.size(), 1u);
+  std::set<std::int32_t> ranks{on_b[0].rank()}, slots;
+  for (const internal::v1::RankAssignment& start : on_a) {
+    EXPECT_EQ(start.world_size(), 4);
+    EXPECT_EQ(start.spec().name(), "job");
+    EXPECT_EQ(start.device_ordinal(), start.slot());
+    EXPECT_EQ(start.bind_address(), on_a[0].bind_address());
+    ranks.insert(start.rank());
+    slots.insert(start.slot());
+  }
+  EXPECT_EQ(ranks, (std::set<std::int32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(slots, (std::set<std::int32_t>{0, 1, 2}));
 }
 
 TEST_F(CoreAttempts, EndsAfterThreeAttemptsWithoutAStep) {

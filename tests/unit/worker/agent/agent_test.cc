@@ -262,6 +262,47 @@ TEST_F(AgentTest, EndIsReportedFromTheProcessWithTheLastWordThatCameBefore) {
   EXPECT_EQ(agent_->slots_busy(), 0);
 }
 
+TEST_F(AgentTest, TheEndCarriesTheNewestStepInCaseItsReportIsLost) {
+  Register();
+  StartAndConnect(a_, 0, 1);
+  for (const std::int64_t number : {99, 100}) {
+    FromRank step = Message(a_, 1);
+    step.message.mutable_step()->set_step(number);
+    step.message.mutable_step()->set_loss(static_cast<double>(number) / 8);
+    Do(step);
+    if (number == 99) {
+      Do(SessionClosed{"cut"});  // whatever was sent before may not have arrived
+      Register();
+    }
+  }
+  Exit(a_, {.code = 0}, 1);
+  ASSERT_NE(SentEnd(), nullptr);
+  EXPECT_EQ(SentEnd()->last_step().step(), 100);
+  EXPECT_EQ(SentEnd()->last_step().loss(), 12.5);
+}
+
+TEST_F(AgentTest, OneStartMakesAllRanksOfTheAttemptOnThisWorker) {
+  Register();
+  FromController start;
+  *start.message.mutable_start()->mutable_assignment() = Assignment(a_, 0);
+  iv1::StartRank::Seat& seat = *start.message.mutable_start()->add_more();
+  seat.set_rank(b_.rank);
+  seat.set_slot(1);
+  seat.set_device_ordinal(1);
+  Do(start);
+  EXPECT_EQ(spawns_, (std::vector<RankKey>{a_, b_}));
+  Do(RankSpawned{b_, 4711});
+  Do(Hello(b_, 7));
+  ASSERT_EQ(to_ranks_.size(), 1u);
+  const iv1::RankAssignment& given = to_ranks_[0].message.assignment();
+  EXPECT_EQ(given.rank(), b_.rank);
+  EXPECT_EQ(given.slot(), 1);
+  EXPECT_EQ(given.device_ordinal(), 1);
+  EXPECT_EQ(given.plan().version(), 1);
+  Do(start);
+  EXPECT_TRUE(spawns_.empty()) << "a repeat";
+}
+
 TEST_F(AgentTest, EndIsReportedInTimeWhenTheStreamNeverCloses) {
   Register();
   StartAndConnect(a_, 0, 1);

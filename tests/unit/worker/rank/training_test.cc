@@ -456,6 +456,16 @@ TEST(TelemetryTest, DroppedReportsAreCountedAndNeverStopTraining) {
   EXPECT_GE(dropped, 8);  // six steps, two snapshots, and heartbeats
 }
 
+TEST(TelemetryTest, TheReportOfTheLastStepIsDeliveredAlsoWhenItWasDroppedFirst) {
+  TestJob job;
+  job.NewHosts(1);
+  job.host().drop_all = true;  // what must arrive waits for room; the rest is dropped
+  EXPECT_ALL_OK(job.Run());
+  const std::vector<iv1::StepReport> steps = job.host().steps();
+  ASSERT_EQ(steps.size(), 1u);
+  EXPECT_EQ(steps[0].step(), job.config.steps);
+}
+
 TEST(TelemetryTest, SnapshotsCarryCountsEnergiesFlopsAndLoads) {
   TestJob job(RecipeKind::kFp8Flow);
   EXPECT_ALL_OK(job.Run(2, 2));
