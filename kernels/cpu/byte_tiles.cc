@@ -129,6 +129,8 @@ HWY_INLINE std::uint64_t TransposeStrip(D d, const TransposeTileArgs& args, std:
   alignas(64) std::uint8_t buffer[64 * kTileRows];
   const std::int64_t length = std::min(kTileRows, args.padded_rows - first);
   std::uint64_t flushed = 0;
+  // Rows lie far apart, which hardware does not foresee: what the next tile reads and writes is
+  // fetched here. (Addresses beyond the matrices are harmless.)
   for (std::int64_t r = 0; r < length; r += kEdge) {
     V a[kEdge];
     V b[kEdge];
@@ -136,7 +138,9 @@ HWY_INLINE std::uint64_t TransposeStrip(D d, const TransposeTileArgs& args, std:
     for (std::int64_t i = 0; i < kEdge; ++i) {
       a[i] = hn::Zero(d);
       if (i < real) {
-        a[i] = hn::LoadU(d, src + (first + r + i) * args.src.stride);
+        const std::uint8_t* from = src + (first + r + i) * args.src.stride;
+        __builtin_prefetch(from + kTileRows);
+        a[i] = hn::LoadU(d, from);
         if (args.shift != nullptr) {
           const int k = args.shift[first + r + i];
           a[i] = k == 0 ? a[i] : Rescale(d, a[i], std::min(k, kRescaleShifts - 1), &flushed);
@@ -153,6 +157,8 @@ HWY_INLINE std::uint64_t TransposeStrip(D d, const TransposeTileArgs& args, std:
   }
   for (std::int64_t c = 0; c < lanes; ++c) {
     std::uint8_t* to = dst + c * args.dst.stride + first;
+    __builtin_prefetch(to + kTileRows * args.dst.stride, 1);
+    __builtin_prefetch(to + kTileRows * args.dst.stride + kTileRows / 2, 1);
     if (length == kTileRows) {  // whole cache lines at once
       for (std::int64_t i = 0; i < kTileRows; i += lanes) {
         hn::StoreU(hn::Load(d, buffer + c * kTileRows + i), d, to + i);

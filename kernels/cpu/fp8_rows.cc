@@ -65,24 +65,43 @@ HWY_INLINE VI Encode(VF value) {
   return hn::IfThenElse(hn::Gt(magnitude, Const(0x7F800000u)), Const(kFp8Nan), code);
 }
 
-// Magnitude codes of |value| that are finite and round to at most M: neither clamping nor NaN. The
-// addend has its last place where the result's is (never below the subnormals'), so the addition
-// rounds there, ties to even: eight operations for normal and subnormal results alike.
+// Magnitude codes of |value| that are finite and round to at most M, plus TameBias: neither
+// clamping nor NaN. The addend has its last place where the result's is (never below the
+// subnormals'), so the addition rounds there, ties to even: the same operations for normal and
+// subnormal results. For value in [2^e, 2^(e+1)) the sum is 2^(e+kDropped) + value: its low bits
+// are the significand with the hidden one, which counts as one step of the exponent field.
 template <class Format>
-HWY_INLINE VI EncodeTame(VI magnitude) {
+HWY_INLINE VI EncodeTameBiased(VI magnitude) {
   constexpr int kDropped = 23 - Format::kMantissaBits;
   constexpr std::uint32_t kMinNormalBits = static_cast<std::uint32_t>(127 + 1 - Format::kBias)
                                            << 23;
-  constexpr std::uint32_t kLift = static_cast<std::uint32_t>(kDropped) << 23;
-  // For value in [2^e, 2^(e+1)) the sum is 2^(e+kDropped) + value: its low bits are the significand
-  // with the hidden one, which counts as one step of the exponent field.
-  constexpr std::uint32_t kRebias =
-      (static_cast<std::uint32_t>(127 - Format::kBias + 1) << Format::kMantissaBits) + kLift;
   const VI exponent = hn::Max(hn::And(magnitude, Const(0x7F800000u)), Const(kMinNormalBits));
-  const VF addend = hn::BitCast(F32(), hn::Add(exponent, Const(kLift)));
-  const VI sum = hn::BitCast(I32(), hn::Add(hn::BitCast(F32(), magnitude), addend));
-  return hn::Sub(hn::Add(hn::Sub(sum, exponent), hn::ShiftRight<kDropped>(exponent)),
-                 Const(kRebias));
+  const VI addend = hn::Add(exponent, Const(static_cast<std::uint32_t>(kDropped) << 23));
+  const VF sum = hn::Add(hn::BitCast(F32(), magnitude), hn::BitCast(F32(), addend));
+  return hn::Add(hn::Sub(hn::BitCast(I32(), sum), addend), hn::ShiftRight<kDropped>(exponent));
+}
+template <class Format>
+constexpr std::uint32_t kTameBias = static_cast<std::uint32_t>(127 - Format::kBias + 1)
+                                    << Format::kMantissaBits;
+
+template <class Format>
+HWY_INLINE VI EncodeTame(VI magnitude) {
+  return hn::Sub(EncodeTameBiased<Format>(magnitude), Const(kTameBias<Format>));
+}
+
+// The same where every result is normal.
+template <class Format>
+HWY_INLINE VI EncodeNormal(VI magnitude) {
+  constexpr int kDropped = 23 - Format::kMantissaBits;
+  constexpr std::uint32_t kRebias = static_cast<std::uint32_t>(127 - Format::kBias) << 23;
+  const VI odd = hn::And(hn::ShiftRight<kDropped>(magnitude), Const(1));
+  const VI rounded = hn::Add(hn::Add(magnitude, odd), Const((1u << (kDropped - 1)) - 1u - kRebias));
+  return hn::ShiftRight<kDropped>(rounded);
+}
+// `smallest` of a tile says whether they are.
+template <class Format>
+HWY_INLINE bool AllNormal(std::uint32_t smallest, float quant_scale) {
+  return std::bit_cast<float>(smallest) * quant_scale >= PowerOfTwo(1 - Format::kBias);
 }
 
 HWY_INLINE VI WithSign(VI magnitude_code, VF value) {
@@ -127,6 +146,75 @@ HWY_INLINE void StoreCodes(VI code, std::uint8_t* q) {
   const hn::Rebind<std::uint8_t, F32> d8;
   hn::StoreU(hn::DemoteTo(d8, code), d8, q);
 }
+
+#if HWY_TARGET != HWY_SCALAR
+#define OCTAVO_PAIRS 1  // undefined at the end of this pass
+
+// Pairs of BF16 elements: lane i of U16 is element i; the 32-bit lane over lanes 2i and 2i + 1
+// holds the even element below the odd one.
+using U16 = hn::Repartition<std::uint16_t, F32>;
+using VU16 = hn::Vec<U16>;
+
+HWY_INLINE VU16 Const16(std::uint16_t bits) { return hn::Set(U16(), bits); }
+HWY_INLINE std::uint32_t Largest16(VU16 v) {
+  const VI pairs = hn::BitCast(I32(), v);
+  const hn::RebindToUnsigned<F32> du;
+  const VI odd = hn::BitCast(I32(), hn::ShiftRight<16>(hn::BitCast(du, pairs)));
+  return static_cast<std::uint32_t>(
+      hn::GetLane(hn::MaxOfLanes(I32(), hn::Max(odd, hn::And(pairs, Const(0xFFFFu))))));
+}
+HWY_INLINE std::uint32_t Smallest16(VU16 v) {
+  return 0xFFFFu - Largest16(hn::Xor(v, Const16(0xFFFF)));
+}
+HWY_INLINE bool HasZero16(VU16 v) { return !hn::AllFalse(U16(), hn::Eq(v, hn::Zero(U16()))); }
+
+// Magnitude codes of tame elements; even and odd are the factors of even and odd ones.
+template <class Format>
+HWY_INLINE VU16 EncodeTamePair(VU16 x, VF even, VF odd) {
+  const VI magnitude = hn::BitCast(I32(), hn::And(x, Const16(0x7FFF)));
+  const VF low = hn::BitCast(F32(), hn::ShiftLeft<16>(magnitude));
+  const VF high = hn::BitCast(F32(), hn::And(magnitude, Const(0xFFFF0000u)));
+  const VI low_code = EncodeTameBiased<Format>(hn::BitCast(I32(), hn::Mul(low, even)));
+  const VI high_code = EncodeTameBiased<Format>(hn::BitCast(I32(), hn::Mul(high, odd)));
+  const VI both = hn::Or(low_code, hn::ShiftLeft<16>(high_code));
+  return hn::Sub(hn::BitCast(U16(), both), Const16(static_cast<std::uint16_t>(kTameBias<Format>)));
+}
+// The same where every result is normal.
+template <class Format>
+HWY_INLINE VU16 EncodeNormalPair(VU16 x, VF factor) {
+  constexpr int kDropped = 23 - Format::kMantissaBits;
+  constexpr std::uint32_t kRebias = static_cast<std::uint32_t>(127 - Format::kBias) << 23;
+  constexpr std::uint32_t kAdd = (1u << (kDropped - 1)) - 1u - kRebias;
+  const VI magnitude = hn::BitCast(I32(), hn::And(x, Const16(0x7FFF)));
+  const auto rounded = [&](VF value) HWY_ATTR {
+    const VI bits = hn::BitCast(I32(), hn::Mul(value, factor));
+    const VI odd = hn::And(hn::ShiftRight<kDropped>(bits), Const(1));
+    return hn::Add(hn::Add(bits, odd), Const(kAdd));
+  };
+  const VI low = rounded(hn::BitCast(F32(), hn::ShiftLeft<16>(magnitude)));
+  const VI high = rounded(hn::BitCast(F32(), hn::And(magnitude, Const(0xFFFF0000u))));
+  return hn::BitCast(U16(),
+                     hn::Or(hn::ShiftRight<kDropped>(low),
+                            hn::And(hn::ShiftRight<kDropped - 16>(high), Const(0xFFFF0000u))));
+}
+// The same where the factor is 2^exponent: products are BF16 again, so nothing leaves 16 bits.
+template <class Format>
+HWY_INLINE VU16 EncodeNormalShifted(VU16 x, int exponent) {
+  constexpr int kDropped = 7 - Format::kMantissaBits;
+  const int add = (1 << (kDropped - 1)) - 1 + ((exponent - 127 + Format::kBias) << 7);
+  const VU16 magnitude = hn::And(x, Const16(0x7FFF));
+  const VU16 odd = hn::And(hn::ShiftRight<kDropped>(magnitude), Const16(1));
+  const VU16 rounded = hn::Add(hn::Add(magnitude, odd), Const16(static_cast<std::uint16_t>(add)));
+  return hn::ShiftRight<kDropped>(rounded);
+}
+// Stores codes with the signs of x.
+HWY_INLINE void StorePair(VU16 code, VU16 x, std::uint8_t* q) {
+  const hn::Rebind<std::uint8_t, U16> d8;
+  const hn::RebindToSigned<U16> d16;
+  const VU16 with_sign = hn::Or(code, hn::And(hn::ShiftRight<8>(x), Const16(0x80)));
+  hn::StoreU(hn::DemoteTo(d8, hn::BitCast(d16, with_sign)), d8, q);
+}
+#endif  // HWY_TARGET != HWY_SCALAR
 
 // Vector counters of a scan or a cast over less than 2^31 elements. Constructors are written out:
 // implicit ones would be compiled for the baseline instruction set.
@@ -181,6 +269,9 @@ struct Range {
   }
   HWY_INLINE std::uint32_t Largest() const {
     return static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), largest)));
+  }
+  HWY_INLINE std::uint32_t Smallest() const {
+    return static_cast<std::uint32_t>(hn::GetLane(hn::MinOfLanes(I32(), smallest)));
   }
   HWY_INLINE bool HasZero() const {
     return !hn::AllFalse(I32(), hn::Eq(smallest, hn::Zero(I32())));
@@ -257,6 +348,36 @@ HWY_INLINE VI MaxColumnsOf(const Matrix& m, const T* x, std::uint32_t* amax_bits
   return largest;
 }
 
+#ifdef OCTAVO_PAIRS
+template <int kVectors>
+HWY_INLINE VI MaxColumnsOf(const Matrix& m, const std::uint16_t* x, std::uint32_t* amax_bits) {
+  if constexpr (kVectors % 2 != 0) {
+    return MaxColumnsOf<kVectors, std::uint16_t>(m, x, amax_bits);
+  } else {
+    const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(U16()));
+    VU16 amax[kVectors / 2];
+    for (int v = 0; v < kVectors / 2; ++v) {
+      amax[v] = hn::Zero(U16());
+    }
+    for (std::int64_t r = 0; r < m.rows; ++r) {
+      for (int v = 0; v < kVectors / 2; ++v) {
+        const VU16 magnitude =
+            hn::And(hn::LoadU(U16(), x + r * m.stride + v * lanes), Const16(0x7FFF));
+        amax[v] = hn::Max(amax[v], magnitude);
+      }
+    }
+    VU16 largest = hn::Zero(U16());
+    for (int v = 0; v < kVectors / 2; ++v) {
+      largest = hn::Max(largest, amax[v]);
+      const VI pairs = hn::BitCast(I32(), amax[v]);
+      hn::StoreInterleaved2(hn::ShiftLeft<16>(pairs), hn::And(pairs, Const(0xFFFF0000u)), I32(),
+                            reinterpret_cast<std::int32_t*>(amax_bits + v * lanes));
+    }
+    return Const(Largest16(largest) << 16);
+  }
+}
+#endif
+
 template <class T>
 HWY_INLINE bool MaxColumnsLoop(const Matrix& m, const T* x, std::uint32_t* amax_bits) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
@@ -328,6 +449,37 @@ HWY_INLINE VI EncodeTameOf(const Matrix& m, const T* x, const float* quant_scale
   }
   return least;
 }
+
+#ifdef OCTAVO_PAIRS
+template <class Format, bool kByColumn, int kVectors>
+HWY_INLINE VI EncodeTameOf(const Matrix& m, const std::uint16_t* x, const float* quant_scale,
+                           ByteMatrix q) {
+  if constexpr (kVectors % 2 != 0) {
+    return EncodeTameOf<Format, kByColumn, kVectors, std::uint16_t>(m, x, quant_scale, q);
+  } else {
+    const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(U16()));
+    VF even[kVectors / 2];
+    VF odd[kVectors / 2];
+    for (int v = 0; v < kVectors / 2; ++v) {
+      if constexpr (kByColumn) {
+        hn::LoadInterleaved2(F32(), quant_scale + v * lanes, even[v], odd[v]);
+      } else {
+        even[v] = odd[v] = hn::Set(F32(), quant_scale[0]);
+      }
+    }
+    VU16 least = Const16(0x7F);
+    for (std::int64_t r = 0; r < m.rows; ++r) {
+      for (int v = 0; v < kVectors / 2; ++v) {
+        const VU16 elements = hn::LoadU(U16(), x + r * m.stride + v * lanes);
+        const VU16 code = EncodeTamePair<Format>(elements, even[v], odd[v]);
+        least = hn::Min(least, code);
+        StorePair(code, elements, q.data + r * q.stride + v * lanes);
+      }
+    }
+    return Const(HasZero16(least) ? 0u : 0x7Fu);
+  }
+}
+#endif
 
 std::uint64_t CountZeroCodes(const std::uint8_t* q, std::int64_t n) {
   std::uint32_t zeros = 0;
@@ -402,106 +554,183 @@ void EncodeRowImpl(DType format, const float* x, const float* quant_scale, bool 
   }
 }
 
-// One row; a tile is held in `kVectors` registers, or read twice when that is 0.
-template <class Format, class T, int kVectors>
+template <class Format>
+HWY_INLINE ScalePair TileScale(const RowTiles& row, std::uint32_t amax_bits) {
+  const float amax = std::bit_cast<float>(amax_bits);
+  return row.mx ? MxScaleFromAmax(amax, Format::kMax)
+                : ScaleFromAmaxPair(amax, Format::kMax, row.pow2, 0, row.min_dequant_scale);
+}
+
+HWY_INLINE void AddTileScale(std::uint32_t amax_bits, float dequant_scale, RowTileCounts* counts) {
+  if (amax_bits != 0) {
+    const float least = counts->dequant_scale_min;
+    counts->dequant_scale_min = least == 0 ? dequant_scale : std::min(least, dequant_scale);
+    counts->dequant_scale_max = std::max(counts->dequant_scale_max, dequant_scale);
+  }
+}
+
+// A tile with non-finite elements.
+template <class Format, class T>
+HWY_INLINE void EncodeWildTile(const T* x, float quant_scale, std::int64_t n, std::uint8_t* q,
+                               RowTileCounts* counts) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
+  const VF factor = hn::Set(F32(), quant_scale);
+  Cast cast;
+  for (std::int64_t i = 0; i < n; i += lanes) {
+    StoreCodes(cast.Add<Format>(hn::Mul(Load(x + i), factor)), q + i);
+  }
+  counts->cast.saturated += Hits(cast.saturated);
+  counts->cast.zero_codes += Hits(cast.zero_codes);
+}
+
+// One row. Counting is for the rare tiles that have something to count.
+template <class Format, int kVectors, class T>
 HWY_INLINE void TileLoop(const RowTiles& row, const T* x, std::uint8_t* q, float* dequant_scale,
                          RowTileCounts* counts) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(F32()));
   std::uint32_t row_amax = counts->scan.amax_bits;
   for (std::int64_t begin = 0; begin < row.cols; begin += row.tile) {
-    const std::int64_t end = begin + row.tile;
     Range range;
-    VF held[kVectors > 0 ? kVectors : 1];
-    if constexpr (kVectors > 0) {
-      for (int v = 0; v < kVectors; ++v) {
-        held[v] = Load(x + begin + v * lanes);
-        range.Add(held[v]);
-      }
-    } else {
-      for (std::int64_t i = begin; i < end; i += lanes) {
-        range.Add(Load(x + i));
-      }
+    VF held[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      held[v] = Load(x + begin + v * lanes);
+      range.Add(held[v]);
     }
     std::uint32_t amax_bits = range.Largest();
     const bool wild = amax_bits >= 0x7F800000u;
-    // Counting is for the rare tiles that have something to count.
     if (wild || range.HasZero()) {
-      Scan scan;
-      for (std::int64_t i = begin; i < end; i += lanes) {
-        scan.Add(Load(x + i));
-      }
-      amax_bits = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), scan.amax)));
-      counts->scan.nonfinite += Hits(scan.nonfinite);
-      counts->scan.zeros += Hits(scan.zeros);
+      ScanCounts scan;
+      ScanRowLoop(x + begin, row.tile, &scan);
+      amax_bits = scan.amax_bits;
+      counts->scan.nonfinite += scan.nonfinite;
+      counts->scan.zeros += scan.zeros;
     }
-    const float amax = std::bit_cast<float>(amax_bits);
-    const ScalePair scale =
-        row.mx ? MxScaleFromAmax(amax, Format::kMax)
-               : ScaleFromAmaxPair(amax, Format::kMax, row.pow2, 0, row.min_dequant_scale);
-    const VF factor = hn::Set(F32(), scale.quant_scale);
+    const ScalePair scale = TileScale<Format>(row, amax_bits);
     if (wild) {
-      Cast cast;
-      for (std::int64_t i = begin; i < end; i += lanes) {
-        StoreCodes(cast.Add<Format>(hn::Mul(Load(x + i), factor)), q + i);
-      }
-      counts->cast.saturated += Hits(cast.saturated);
-      counts->cast.zero_codes += Hits(cast.zero_codes);
+      EncodeWildTile<Format>(x + begin, scale.quant_scale, row.tile, q + begin, counts);
     } else {
       // amax·Q exceeds M by a rounding at most, which is far below the saturation threshold.
-      VI least_code = Const(0x7Fu);
-      const auto encode = [&](VF value, std::uint8_t* to) HWY_ATTR {
-        const VF scaled = hn::Mul(value, factor);
-        const VI code = EncodeTame<Format>(Magnitude(scaled));
-        least_code = hn::Min(least_code, code);
-        StoreCodes(WithSign(code, scaled), to);
-      };
-      if constexpr (kVectors > 0) {
+      const VF factor = hn::Set(F32(), scale.quant_scale);
+      if (AllNormal<Format>(range.Smallest(), scale.quant_scale)) {
         for (int v = 0; v < kVectors; ++v) {
-          encode(held[v], q + begin + v * lanes);
+          const VF scaled = hn::Mul(held[v], factor);
+          StoreCodes(WithSign(EncodeNormal<Format>(Magnitude(scaled)), scaled),
+                     q + begin + v * lanes);
         }
       } else {
-        for (std::int64_t i = begin; i < end; i += lanes) {
-          encode(Load(x + i), q + i);
+        VI least_code = Const(0x7Fu);
+        for (int v = 0; v < kVectors; ++v) {
+          const VF scaled = hn::Mul(held[v], factor);
+          const VI code = EncodeTame<Format>(Magnitude(scaled));
+          least_code = hn::Min(least_code, code);
+          StoreCodes(WithSign(code, scaled), q + begin + v * lanes);
         }
-      }
-      if (!hn::AllFalse(I32(), hn::Eq(least_code, hn::Zero(I32())))) {
-        counts->cast.zero_codes += CountZeroCodes(q + begin, row.tile);
+        if (!hn::AllFalse(I32(), hn::Eq(least_code, hn::Zero(I32())))) {
+          counts->cast.zero_codes += CountZeroCodes(q + begin, row.tile);
+        }
       }
     }
     dequant_scale[begin / row.tile * row.dequant_scale_stride] = scale.dequant_scale;
     row_amax = std::max(row_amax, amax_bits);
-    if (amax_bits != 0) {
-      const float least = counts->dequant_scale_min;
-      counts->dequant_scale_min =
-          least == 0 ? scale.dequant_scale : std::min(least, scale.dequant_scale);
-      counts->dequant_scale_max = std::max(counts->dequant_scale_max, scale.dequant_scale);
-    }
+    AddTileScale(amax_bits, scale.dequant_scale, counts);
   }
   counts->scan.amax_bits = row_amax;
 }
 
+#ifdef OCTAVO_PAIRS
+// The same for BF16: two elements share a 32-bit lane until they are multiplied, so that maxima,
+// signs and stores take half the operations.
+template <class Format, int kVectors>
+HWY_INLINE void TileLoop(const RowTiles& row, const std::uint16_t* x, std::uint8_t* q,
+                         float* dequant_scale, RowTileCounts* counts) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(U16()));
+  std::uint32_t row_amax = counts->scan.amax_bits;
+  for (std::int64_t begin = 0; begin < row.cols; begin += row.tile) {
+    VU16 held[kVectors];
+    VU16 largest = hn::Zero(U16());
+    VU16 smallest = Const16(0x7FFF);
+    for (int v = 0; v < kVectors; ++v) {
+      held[v] = hn::LoadU(U16(), x + begin + v * lanes);
+      const VU16 magnitude = hn::And(held[v], Const16(0x7FFF));
+      largest = hn::Max(largest, magnitude);
+      smallest = hn::Min(smallest, magnitude);
+    }
+    std::uint32_t amax_bits = Largest16(largest) << 16;
+    const bool wild = amax_bits >= 0x7F800000u;
+    if (wild || HasZero16(smallest)) {
+      ScanCounts scan;
+      ScanRowLoop(x + begin, row.tile, &scan);
+      amax_bits = scan.amax_bits;
+      counts->scan.nonfinite += scan.nonfinite;
+      counts->scan.zeros += scan.zeros;
+    }
+    const ScalePair scale = TileScale<Format>(row, amax_bits);
+    if (wild) {
+      EncodeWildTile<Format>(x + begin, scale.quant_scale, row.tile, q + begin, counts);
+    } else {
+      const VF factor = hn::Set(F32(), scale.quant_scale);
+      if (!AllNormal<Format>(Smallest16(smallest) << 16, scale.quant_scale)) {
+        VU16 least = Const16(0x7F);
+        for (int v = 0; v < kVectors; ++v) {
+          const VU16 code = EncodeTamePair<Format>(held[v], factor, factor);
+          least = hn::Min(least, code);
+          StorePair(code, held[v], q + begin + v * lanes);
+        }
+        if (HasZero16(least)) {
+          counts->cast.zero_codes += CountZeroCodes(q + begin, row.tile);
+        }
+      } else if (row.pow2 || row.mx) {
+        const int exponent =
+            static_cast<int>(std::bit_cast<std::uint32_t>(scale.quant_scale) >> 23) - 127;
+        for (int v = 0; v < kVectors; ++v) {
+          StorePair(EncodeNormalShifted<Format>(held[v], exponent), held[v], q + begin + v * lanes);
+        }
+      } else {
+        for (int v = 0; v < kVectors; ++v) {
+          StorePair(EncodeNormalPair<Format>(held[v], factor), held[v], q + begin + v * lanes);
+        }
+      }
+    }
+    dequant_scale[begin / row.tile * row.dequant_scale_stride] = scale.dequant_scale;
+    row_amax = std::max(row_amax, amax_bits);
+    AddTileScale(amax_bits, scale.dequant_scale, counts);
+  }
+  counts->scan.amax_bits = row_amax;
+}
+#endif
+
 template <class Format, int kVectors, class T>
 HWY_INLINE void TileRows(const RowTiles& tiles, const T* x, RowTileCounts* counts) {
+  // Blocks of a matrix come column by column, which hardware does not foresee: what the next one
+  // reads and writes is fetched here. (Addresses beyond the matrices are harmless.)
+  const bool block = tiles.cols <= 128 && tiles.cols < tiles.x_stride;
+  const std::int64_t line = 64 / static_cast<std::int64_t>(sizeof(T));
   for (std::int64_t r = 0; r < tiles.rows; ++r) {
-    TileLoop<Format, T, kVectors>(tiles, x + r * tiles.x_stride, tiles.q + r * tiles.q_stride,
-                                  tiles.dequant_scale + r * tiles.dequant_scale_row_stride, counts);
+    for (std::int64_t c = tiles.cols; block && c < 2 * tiles.cols; c += line) {
+      __builtin_prefetch(x + r * tiles.x_stride + c);
+    }
+    for (std::int64_t c = tiles.cols; block && c < 2 * tiles.cols; c += 64) {
+      __builtin_prefetch(tiles.q + r * tiles.q_stride + c, 1);
+    }
+    TileLoop<Format, kVectors>(tiles, x + r * tiles.x_stride, tiles.q + r * tiles.q_stride,
+                               tiles.dequant_scale + r * tiles.dequant_scale_row_stride, counts);
   }
 }
 
+// Tiles of 32 and 128 are this many vectors.
 template <class Format, class T>
 HWY_INLINE void TileLoops(const RowTiles& tiles, const T* x, RowTileCounts* counts) {
-  const std::int64_t vectors = tiles.tile / static_cast<std::int64_t>(hn::Lanes(F32()));
-  if (vectors == 8) {
-    TileRows<Format, 8>(tiles, x, counts);
-  } else if (vectors == 2) {
-    TileRows<Format, 2>(tiles, x, counts);
-  } else {
-    TileRows<Format, 0>(tiles, x, counts);
-  }
+#ifdef OCTAVO_PAIRS
+  constexpr int kLanes = static_cast<int>(hn::MaxLanes(F32()) * sizeof(float) / sizeof(T));
+#else
+  constexpr int kLanes = static_cast<int>(hn::MaxLanes(F32()));
+#endif
+  static_assert(kLanes <= 32, "the smallest tile holds whole vectors");
+  tiles.tile == 32 ? TileRows<Format, 32 / kLanes>(tiles, x, counts)
+                   : TileRows<Format, 128 / kLanes>(tiles, x, counts);
 }
 
 void QuantizeRowTilesImpl(const RowTiles& row, RowTileCounts* counts) {
-  static_assert(hn::MaxLanes(F32()) <= 32, "the smallest tile holds whole vectors");
   const bool bf16 = row.x_dtype == DType::kBF16;
   const auto* narrow = static_cast<const std::uint16_t*>(row.x);
   const auto* wide = static_cast<const float*>(row.x);
@@ -565,6 +794,7 @@ void DecodeTilesImpl(const DecodeTilesArgs& a) {
   }
 }
 
+#undef OCTAVO_PAIRS
 }  // namespace HWY_NAMESPACE
 }  // namespace octavo::cpu
 HWY_AFTER_NAMESPACE();

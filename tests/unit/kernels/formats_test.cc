@@ -432,6 +432,99 @@ TEST_P(VectorLoops, ScanFindsAmaxZerosAndNonfinite) {
   }
 }
 
+// Tiles that take every way through the loop (all results normal, some subnormal or zero, zeros,
+// non-finite elements) against the scalar definitions, in both dtypes and for every kind of scale.
+TEST_P(VectorLoops, RowTilesEqualTheScalarDefinition) {
+  constexpr std::int64_t kRows = 4, kCols = 256, kXStride = 288, kQStride = 260;
+  enum Scale { kFp32, kPow2, kMx };
+  std::uint32_t state = 12345;
+  const auto random = [&] { return state = state * 1664525u + 1013904223u; };
+  for (const DType format : kFormats) {
+    for (const Scale kind : {kFp32, kPow2, kMx}) {
+      const std::int64_t tile = kind == kMx ? 32 : 128;
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        std::vector<float> wide(kRows * kXStride, NAN);
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          for (std::int64_t c = 0; c < kCols; ++c) {
+            // Row 0: exponents within the normal range of any tile; 1: over 2^40; 2: with zeros;
+            // 3: with non-finite elements. All 16 or 24 bits are random, so ties occur in BF16.
+            const int spread = r == 0 ? 3 : 40;
+            const auto exponent =
+                static_cast<std::uint32_t>(127 - 20 + static_cast<int>(random() >> 16) % spread);
+            const std::uint32_t bits = (random() & 0x807FFFFFu) | (exponent << 23);
+            float value = std::bit_cast<float>(bits);
+            value = r >= 2 && random() >> 28 == 0 ? -0.0f : value;
+            value = r == 3 && random() >> 28 == 0 ? (c % 2 == 0 ? NAN : -INFINITY) : value;
+            wide[static_cast<std::size_t>(r * kXStride + c)] =
+                dtype == DType::kBF16 ? FloatFromBf16(Bf16FromFloat(value)) : value;
+          }
+        }
+        std::vector<std::uint16_t> narrow(wide.size());
+        for (std::size_t i = 0; i < wide.size(); ++i) {
+          narrow[i] = Bf16FromFloat(wide[i]);
+        }
+        std::vector<std::uint8_t> q(kRows * kQStride, 0xA5);
+        std::vector<float> d(kRows * kCols / tile);
+        cpu::RowTileCounts counts;
+        cpu::QuantizeRowTiles(
+            {.x = dtype == DType::kBF16 ? static_cast<const void*>(narrow.data()) : wide.data(),
+             .x_dtype = dtype,
+             .rows = kRows,
+             .x_stride = kXStride,
+             .cols = kCols,
+             .tile = tile,
+             .format = format,
+             .pow2 = kind == kPow2,
+             .mx = kind == kMx,
+             .min_dequant_scale = 0,
+             .q = q.data(),
+             .q_stride = kQStride,
+             .dequant_scale = d.data(),
+             .dequant_scale_row_stride = 1,
+             .dequant_scale_stride = kRows},
+            &counts);
+        cpu::RowTileCounts want;
+        std::uint64_t subnormal = 0;
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          for (std::int64_t t = 0; t < kCols; t += tile) {
+            const float* x = wide.data() + r * kXStride + t;
+            std::uint32_t amax_bits = 0;
+            for (std::int64_t c = 0; c < tile; ++c) {
+              amax_bits = std::max(amax_bits, FiniteMagnitudeBits(x[c]));
+              want.scan.zeros += x[c] == 0 ? 1u : 0u;
+              want.scan.nonfinite += std::isfinite(x[c]) ? 0u : 1u;
+            }
+            want.scan.amax_bits = std::max(want.scan.amax_bits, amax_bits);
+            const float amax = std::bit_cast<float>(amax_bits);
+            const ScalePair scale = kind == kMx
+                                        ? MxScaleFromAmax(amax, Fp8Max(format))
+                                        : ScaleFromAmaxPair(amax, Fp8Max(format), kind == kPow2, 0);
+            ASSERT_EQ(d[static_cast<std::size_t>(t / tile * kRows + r)], scale.dequant_scale);
+            for (std::int64_t c = 0; c < tile; ++c) {
+              const std::uint8_t code = Fp8Encode(format, x[c] * scale.quant_scale);
+              ASSERT_EQ(q[static_cast<std::size_t>(r * kQStride + t + c)], code)
+                  << "row " << r << " column " << t + c << " x " << x[c];
+              want.cast.zero_codes += (code & 0x7F) == 0 ? 1u : 0u;
+              want.cast.saturated += IsSaturated(format, x[c] * scale.quant_scale) ? 1u : 0u;
+              subnormal +=
+                  r == 1 && (code & 0x7F) != 0 && (code & 0x7F) < (format == DType::kE4M3 ? 8 : 4)
+                      ? 1u
+                      : 0u;
+            }
+          }
+          ASSERT_EQ(q[static_cast<std::size_t>(r * kQStride + kCols)], 0xA5) << "beyond the row";
+        }
+        EXPECT_GT(subnormal, 0u);
+        EXPECT_EQ(counts.scan.amax_bits, want.scan.amax_bits);
+        EXPECT_EQ(counts.scan.zeros, want.scan.zeros);
+        EXPECT_EQ(counts.scan.nonfinite, want.scan.nonfinite);
+        EXPECT_EQ(counts.cast.zero_codes, want.cast.zero_codes);
+        EXPECT_EQ(counts.cast.saturated, want.cast.saturated);
+      }
+    }
+  }
+}
+
 // A strided BF16 matrix, tame but for the cases that put one element in: what is between the rows
 // must not be read, and one odd element must be found wherever it is.
 TEST_P(VectorLoops, MatrixScansSeeEveryElementAndNothingElse) {
