@@ -208,7 +208,7 @@ class NcclCommunicator final : public Communicator {
     return Run("all_to_all_v", [&](ncclComm_t comm) {
       const auto* from = static_cast<const std::uint8_t*>(args.send);
       auto* to = static_cast<std::uint8_t*>(args.receive);
-      CopyOwnRows(args, from, to);
+      (void)cudaEventRecord(fork_, stream_);
       std::int64_t send_at = 0, receive_at = 0;
       ncclResult_t status = lib_.group_start();
       const auto keep = [&status](ncclResult_t result) {
@@ -230,6 +230,10 @@ class NcclCommunicator final : public Communicator {
         receive_at += in;
       }
       keep(lib_.group_end());
+      if (status == ncclInProgress) {
+        status = Settle();
+      }
+      CopyOwnRows(args, from, to);
       (void)cudaStreamWaitEvent(stream_, join_);
       return status;
     });
@@ -332,13 +336,13 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
-  // After everything that the stream holds so far; join_ says when it is done.
+  // After what the stream held at fork_; join_ says when it is done. Enqueued behind the exchange,
+  // which finds its multiprocessors free: a copy takes them all.
   void CopyOwnRows(const AllToAllVArgs& args, const std::uint8_t* from, std::uint8_t* to) {
     for (int peer = 0; peer < rank_; ++peer) {
       from += args.send_bytes[static_cast<std::size_t>(peer)];
       to += args.receive_bytes[static_cast<std::size_t>(peer)];
     }
-    (void)cudaEventRecord(fork_, stream_);
     (void)cudaStreamWaitEvent(side_, fork_);
     const std::int64_t own = args.send_bytes[static_cast<std::size_t>(rank_)];
     if (own > 0) {
