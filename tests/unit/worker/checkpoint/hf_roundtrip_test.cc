@@ -234,6 +234,127 @@ TEST_P(HfRoundTripTest, MissingForeignAndMisshapenTensorsAreRefusedByName) {
   EXPECT_FALSE(Fs().Exists(dir_.File("start"))) << "a refused import leaves nothing";
 }
 
+// Every tensor of a folder with its bytes.
+struct Stored {
+  DType dtype;
+  std::vector<std::int64_t> shape;
+  std::string bytes;
+};
+std::map<std::string, Stored> ReadAll(const std::string& file) {
+  std::map<std::string, Stored> all;
+  const auto open = SafetensorsFile::Open(Fs(), file);
+  for (const auto& [name, entry] : (*open)->entries()) {
+    Stored& t = all[name];
+    t = {entry.dtype, entry.shape, std::string(static_cast<std::size_t>(entry.bytes), '\0')};
+    EXPECT_TRUE((*open)->Read(entry, t.bytes).ok());
+  }
+  return all;
+}
+void WriteAll(const std::string& file, const std::map<std::string, Stored>& all) {
+  std::vector<HostTensor> tensors;
+  for (const auto& [name, t] : all) {
+    tensors.push_back({.name = name, .dtype = t.dtype, .shape = t.shape, .data = t.bytes.data()});
+  }
+  EXPECT_TRUE(WriteSafetensors(Fs(), file, tensors, {{"format", "pt"}}).ok());
+}
+
+// The folder as transformers 5 writes it with save_original_format=False: experts stacked into
+// [E, 2F, H] and [E, H, F] (scales alike), Mixtral's block called mlp.
+std::map<std::string, Stored> StackExperts(std::map<std::string, Stored> all,
+                                           const ModelConfig& model) {
+  const bool mixtral = model.family == ModelFamily::kMixtral;
+  std::map<std::string, Stored> out;
+  for (std::int32_t l = 0; l < model.layers; ++l) {
+    const std::string layer = "model.layers." + std::to_string(l) + ".";
+    const std::string from = layer + (mixtral ? "block_sparse_moe." : "mlp.");
+    for (std::int32_t e = 0; e < model.experts && !model.is_dense(l); ++e) {
+      const std::string expert = from + "experts." + std::to_string(e) + ".";
+      const auto move = [&](const std::string& stack, const std::string& part) {
+        for (const char* suffix : {"", "_scale_inv"}) {
+          const auto it = all.find(expert + part + ".weight" + suffix);
+          if (it == all.end()) {
+            continue;
+          }
+          Stored& t = out[layer + "mlp.experts." + stack + suffix];
+          t.dtype = it->second.dtype;
+          const std::int64_t rows = it->second.shape[0] * (stack == "gate_up_proj" ? 2 : 1);
+          t.shape = {model.experts, rows, it->second.shape[1]};
+          t.bytes += it->second.bytes;
+          all.erase(it);
+        }
+      };
+      move("gate_up_proj", mixtral ? "w1" : "gate_proj");
+      move("gate_up_proj", mixtral ? "w3" : "up_proj");
+      move("down_proj", mixtral ? "w2" : "down_proj");
+    }
+    if (const auto gate = all.find(from + "gate.weight"); gate != all.end()) {
+      out[layer + "mlp.gate.weight"] = gate->second;
+      all.erase(gate);
+    }
+  }
+  out.insert(all.begin(), all.end());
+  return out;
+}
+
+TEST_P(HfRoundTripTest, StackedExpertsAreTheSameWeightsAsExpertsOneByOne) {
+  for (const HfFormat format : {HfFormat::kBf16, HfFormat::kFp8}) {
+    Export(format);
+    const Weights one_by_one = ReadMasters(Import().checkpoint);
+    const std::string file = JoinPath(dir_.File("hf"), "model-00001-of-00001.safetensors");
+    const std::map<std::string, Stored> stacked = StackExperts(ReadAll(file), model_);
+    ASSERT_TRUE(stacked.contains("model.layers.0.mlp.experts.gate_up_proj"));
+    WriteAll(file, stacked);
+    EXPECT_TRUE(Fs().RemoveTree(dir_.File("start")).ok());
+    EXPECT_TRUE(ReadMasters(Import().checkpoint) == one_by_one);
+
+    // A stack of another size is refused with both shapes.
+    std::map<std::string, Stored> wrong = stacked;
+    std::vector<std::int64_t>& shape = wrong.at("model.layers.0.mlp.experts.down_proj").shape;
+    std::swap(shape[1], shape[2]);
+    WriteAll(file, wrong);
+    const std::string text = Message(
+        ImportFromHf(Fs(), {.folder = dir_.File("hf"), .output = dir_.File("bad")}).status());
+    EXPECT_THAT(text, HasSubstr("model.layers.0.mlp.experts.down_proj is [4, 160, 96]"));
+    EXPECT_THAT(text, HasSubstr("[4, 96, 160]"));
+    EXPECT_TRUE(Fs().RemoveTree(dir_.File("hf")).ok());
+    EXPECT_TRUE(Fs().RemoveTree(dir_.File("start")).ok());
+  }
+}
+
+// Every finite half-precision number, against its definition.
+TEST_P(HfRoundTripTest, HalfPrecisionWidensExactly) {
+  Export(HfFormat::kBf16);
+  const std::string file = JoinPath(dir_.File("hf"), "model-00001-of-00001.safetensors");
+  std::map<std::string, Stored> all = ReadAll(file);
+  Stored& embedding = all.at("model.embed_tokens.weight");
+  const std::size_t count = embedding.bytes.size() / 2;
+  std::vector<std::uint16_t> bits(count);
+  for (std::size_t first = 0; first < 65536; first += count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto code = static_cast<std::uint16_t>(first + i);
+      bits[i] = (code & 0x7c00) == 0x7c00 ? std::uint16_t{0} : code;
+    }
+    embedding.bytes.assign(reinterpret_cast<const char*>(bits.data()), count * 2);
+    WriteAll(file, all);
+    // BF16 and F16 have the same size: only the header's word changes, padded to the same length.
+    std::string text = *Fs().ReadFile(file);
+    const std::size_t at = text.find("BF16", text.find("model.embed_tokens.weight"));
+    text.replace(at - 1, 6, "\"F16\" ");
+    ASSERT_TRUE(Fs().WriteFileAtomic(file, text).ok());
+    const std::vector<float> read = ReadMasters(Import().checkpoint).at("embedding.weight");
+    for (std::size_t i = 0; i < count; ++i) {
+      const int exponent = bits[i] >> 10 & 31;
+      const double fraction = (bits[i] & 1023) / 1024.0;
+      const double value = exponent == 0 ? std::pow(2.0, -14) * fraction
+                                         : std::pow(2.0, exponent - 15) * (1 + fraction);
+      const auto expected = static_cast<float>(bits[i] >= 0x8000 ? -value : value);
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(read[i]), std::bit_cast<std::uint32_t>(expected))
+          << "code " << bits[i];
+    }
+    EXPECT_TRUE(Fs().RemoveTree(dir_.File("start")).ok());
+  }
+}
+
 TEST(HfExportTest, ARefusedArchitectureIsNamedBeforeAnythingIsWritten) {
   TempDir dir;
   ModelConfig model = SmallMixtral();
