@@ -25,13 +25,14 @@ while [ $# -gt 0 ]; do
 done
 output=${output:-$build/octavo-gpu.tar.gz}
 limit_mib=60
-programs=(octavo octavo-controller octavo-worker octavo-rank bench_train_step_gpu)
+programs=(octavo octavo-controller octavo-worker octavo-rank octavo-tokenizer bench_train_step_gpu
+  bench_train_step_ranks bench_all_to_all op_parity_test)
 # The host's own: libc and its parts, the loader, libgcc, CUDA.
 excluded='^(ld-linux.*|libc|libm|libdl|librt|libpthread|libresolv|libgcc_s|libcuda|libcudart|libcublas|libcublasLt|libcudnn.*|libnccl|libnvrtc.*)\.so'
 
 if [ $make = 1 ]; then
   # DT_RPATH rather than DT_RUNPATH: it also serves the libraries that our libraries need.
-  cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DOCTAVO_CUDA=ON -DOCTAVO_TESTS=OFF \
+  cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DOCTAVO_CUDA=ON \
     -DCMAKE_BUILD_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags >"$build.cmake.log" 2>&1 ||
     { cat "$build.cmake.log" >&2; exit 3; }
   rm -f "$build.cmake.log"
@@ -48,7 +49,8 @@ for name in "${programs[@]}"; do
   strip -o "$stage/bin/$name" "$file"
 done
 strip -o "$stage/lib/liboctavo_cuda.so" "$build/lib/liboctavo_cuda.so"
-cp "$root/deploy/gpu_smoke.sh" "$root/deploy/gpu_job.yaml" "$stage/share/"
+cp "$root/deploy/gpu_smoke.sh" "$root/deploy/many_gpus.sh" "$root/deploy/gpu_job.yaml" \
+  "$root/tests/interop/hf/check_transformers.py" "$stage/share/"
 
 # Libraries by name from the loader's own answer (ldd), stripped; symbolic links resolved.
 for file in "$stage"/bin/* "$stage/lib/liboctavo_cuda.so"; do

@@ -143,11 +143,12 @@ if wants collectives; then
   begin=$SECONDS
   timeout -k 2 "$limit" op_parity_test --gtest_filter='Nccl*' >"$run/logs/collectives.log" 2>&1
   code=$?
+  [ $code != 127 ] || echo "op_parity_test is not in the bundle" >>"$run/logs/collectives.log"
   passed=$(grep -c '^\[       OK \]' "$run/logs/collectives.log")
   skipped=$(grep -c '^\[  SKIPPED \]' "$run/logs/collectives.log")
   if [ $code != 0 ]; then verdict=FAILED; elif [ "$passed" = 0 ]; then verdict=skipped; else verdict=ok; fi
   result collectives "NCCL, $gpus GPUs" $verdict "$passed passed, $skipped skipped, exit $code, $((SECONDS - begin)) s"
-  [ $verdict = ok ] || grep -E 'Failure|needs|FAILED|message' "$run/logs/collectives.log" | head -n 8
+  [ $verdict = ok ] || grep -E 'Failure|needs|FAILED|message|bundle' "$run/logs/collectives.log" | head -n 8
 fi
 
 if wants losses || wants resume || wants kill; then start_services; fi

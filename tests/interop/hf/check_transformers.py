@@ -290,6 +290,19 @@ def check_family(name, config, octavo, work, report):
                  (of_fp8 - transformers_logits(load(plain), tokens)).abs().max().item(), LIMIT)
 
 
+def describe_differences(wrong, loaded, expected, codes):
+    """What was loaded instead, for the first few: nothing, raw codes, other numbers."""
+    for name in wrong[:3]:
+        if name not in loaded:
+            print("    %s: not loaded" % name)
+            continue
+        value = loaded[name].cpu()
+        print("    %s: %s %s, raw codes: %s, largest distance %.3g" % (
+            name, value.dtype, list(value.shape),
+            torch.equal(value.float(), codes[name].float()),
+            (value.float() - expected[name].float()).abs().max().item()))
+
+
 def check_own_quantizer(name, config, octavo, work, report, cuda):
     torch.manual_seed(23)
     original = os.path.join(work, name)
@@ -322,8 +335,7 @@ def check_own_quantizer(name, config, octavo, work, report, cuda):
         a.float(), b if wide else b.to(torch.bfloat16).float()))
     report.check("%s own fp8, dequantised%s: tensors that differ" % (name, "" if wide else " (bf16)"),
                  len(wrong), 0)
-    if wrong:
-        print("   ", ", ".join(wrong[:4]))
+    describe_differences(wrong, loaded, values, codes)
     if wide:
         report.check(name + " own fp8, dequantised: logits",
                      (ours - transformers_logits(model, tokens)).abs().max().item(), LIMIT)
@@ -335,8 +347,7 @@ def check_own_quantizer(name, config, octavo, work, report, cuda):
     wrong = differing(loaded, codes, lambda a, b: a.dtype == b.dtype and torch.equal(
         a.view(torch.uint8), b.view(torch.uint8)))
     report.check(name + " own fp8 on the GPU: tensors that differ", len(wrong), 0)
-    if wrong:
-        print("   ", ", ".join(wrong[:4]))
+    describe_differences(wrong, loaded, codes, codes)
     try:
         theirs = transformers_logits(model, tokens.cuda()).cpu()
     except Exception as missing:  # its FP8 kernels come from the hub, which cannot be reached here
