@@ -44,10 +44,10 @@ struct MailboxOptions {
   std::size_t batch_max = 512;
   std::int64_t store_retry_ms = 30000;
   std::int64_t census_ms = 1000;
-  // Scheduling passes rest, so that they take a fifth of the thread at most: what arrives meanwhile
+  // Scheduling passes rest, so that they take about a fifth of the thread: what arrives meanwhile
   // is answered first and judged by one pass. Bounds of the rest after a pass:
   std::int64_t pass_rest_min_ms = 5;
-  std::int64_t pass_rest_max_ms = 100;
+  std::int64_t pass_rest_max_ms = 50;
 };
 
 class Mailbox {

@@ -83,7 +83,8 @@ class Converter {
       return View(matrix_.codes);
     }
     bf16_.resize(count);
-    std::transform(rows.begin(), rows.end(), bf16_.begin(), Bf16FromFloat);
+    std::transform(rows.begin(), rows.end(), bf16_.begin(),
+                   [](float value) { return Bf16FromFloat(value); });
     return View(bf16_);
   }
 
