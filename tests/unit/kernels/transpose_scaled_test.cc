@@ -110,6 +110,48 @@ TEST_P(TransposeScaled, EqualsTheDefinitionOnRaggedGroups) {
 INSTANTIATE_TEST_SUITE_P(Layouts, TransposeScaled,
                          testing::Values(ScaleOrder::kTileMajor, ScaleOrder::kRowMajor));
 
+// fp8_flow rounds once: what wgrad reads column-wise is bit for bit what fprop read row-wise, as
+// long as the column's code is a normal number. Quantising the dequantised rows again does the same
+// only with powers of two (quantize_test, DoubleQuantisation).
+TEST(FlowColumns, HoldTheVeryValuesOfTheRows) {
+  Random random(17);
+  CpuBackend cpu;
+  const std::int64_t cols = 256;
+  const Groups groups({200, 129});
+  ASSERT_EQ(groups.padded_rows(), 512);
+  std::vector<float> values = random.Normals(512 * cols);
+  for (std::int64_t r = 0; r < 512; ++r) {  // rows of different sizes, as tokens are
+    for (std::int64_t c = 0; c < cols; ++c) {
+      values[Index(r * cols + c)] *= std::ldexp(1.0f, static_cast<int>(r % 5));
+    }
+  }
+  Stored x(values, DType::kBF16);
+  Quantised row(512, cols, DType::kE4M3, Tiling::kRow128);
+  Quantised absent;
+  cpu->quantize_rows(cpu.context(), {.x = x.data(),
+                                     .x_dtype = DType::kBF16,
+                                     .cols = cols,
+                                     .groups = groups.view(),
+                                     .rule = {.pow2 = true},
+                                     .row = row.view(),
+                                     .col = absent.view(),
+                                     .stats = nullptr});
+  Quantised col(cols, 512, DType::kE4M3, Tiling::kRow128);
+  cpu->transpose_scaled(
+      cpu.context(),
+      {.src = row.view(), .groups = groups.view(), .dst = col.view(), .stats = nullptr});
+  std::int64_t normal = 0;
+  for (std::int64_t r = 0; r < 512; ++r) {
+    for (std::int64_t c = 0; c < cols; ++c) {
+      if ((col.code(c, r) & 0x7F) > 8) {
+        ++normal;
+        ASSERT_EQ(col.Value(c, r), row.Value(r, c)) << r << " " << c;
+      }
+    }
+  }
+  EXPECT_GT(normal, (200 + 129) * cols * 9 / 10);
+}
+
 TEST(TransposeScaledDeathTest, RefusesScalesThatAreNoPowersOfTwo) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";  // OpenBLAS keeps a thread
   CpuBackend cpu;
