@@ -82,8 +82,10 @@ TEST_P(ResumeTest, ResumedLossesAreBitIdentical) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, ResumeTest,
-                         ::testing::Values(RecipeKind::kBf16, RecipeKind::kFp8Flow,
-                                           RecipeKind::kFp8Delayed, RecipeKind::kFp8Blockwise),
+                         ::testing::Values(RecipeKind::kFp32, RecipeKind::kBf16,
+                                           RecipeKind::kFp8Delayed, RecipeKind::kFp8Current,
+                                           RecipeKind::kFp8Blockwise, RecipeKind::kFp8Flow,
+                                           RecipeKind::kMxfp8),
                          [](const auto& info) { return std::string(Name(info.param)); });
 
 // Saved by any spread, continued by any other: the same losses within rounding, in fp32.
