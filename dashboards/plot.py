@@ -9,11 +9,15 @@ import argparse
 import json
 import pathlib
 import re
+import sys
 import time
 import urllib.parse
 import urllib.request
 
-import matplotlib
+try:
+    import matplotlib
+except ImportError:
+    sys.exit("plot.py: matplotlib is missing; on Debian: apt-get install python3-matplotlib")
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 

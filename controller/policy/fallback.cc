@@ -341,17 +341,20 @@ PolicyOutput PolicyOnSnapshot(const PolicyConfig& config, PolicyState& state,
   if (!config.enabled || snapshot.plan_version < state.awaited_version) {
     return evaluation.Finish();
   }
-  std::vector<Firing> firings = state.windows.Observe(config, plan, snapshot);
+  const auto settling = [&](const OpSite& site) {
+    const auto own = state.site_grace_until.find(site);
+    const std::int64_t until = own == state.site_grace_until.end()
+                                   ? state.grace_until
+                                   : std::max(own->second, state.grace_until);
+    return snapshot.last_step < until;
+  };
+  std::vector<Firing> firings = state.windows.Observe(config, plan, snapshot, settling);
   if (config.automatic) {
     GatherEvidence(state, snapshot);
   }
   // Inside a grace only non-finite values count.
   std::erase_if(firings, [&](const Firing& f) {
-    const auto site = state.site_grace_until.find(f.site);
-    const std::int64_t until = site == state.site_grace_until.end()
-                                   ? state.grace_until
-                                   : std::max(site->second, state.grace_until);
-    return snapshot.last_step < until && f.signal != Signal::kNonfinite;
+    return f.signal != Signal::kNonfinite && settling(f.site);
   });
   if (snapshot.last_step < state.grace_until) {
     AnswerFirings(config, state, plan, firings, evaluation);

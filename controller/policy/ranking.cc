@@ -58,7 +58,8 @@ void OfferRatio(RankedTensor& ranked, Signal signal, ExpertRatio ratio, const ch
     }
   }
   const double limit = std::max(threshold, 1e-12);
-  std::string reason = Print("%.3g %% of its %s (limit %.3g %%)", 100 * value, what, 100 * threshold);
+  std::string reason =
+      Print("%.3g %% of its %s (limit %.3g %%)", 100 * value, what, 100 * threshold);
   if (expert >= 0) {
     reason = Print("expert %d: ", static_cast<int>(expert)) + reason;
   }
@@ -122,7 +123,11 @@ std::vector<RankedTensor> RankTensors(const PolicyConfig& config, const Precisio
                                       std::span<const HealthSnapshot> recent) {
   HealthSnapshot sum;
   std::map<TensorId, std::vector<double>> amaxes;  // oldest first
-  std::map<std::tuple<Op, Tensor, bool, RecipeKind>, std::vector<double>> scales;
+  // Of one format: E5M2 scales are 128 times smaller.
+  const auto peers_of = [](const TensorHealth& t) {
+    return std::tuple(t.site.op, t.tensor, t.shadow, t.shadow_recipe, t.e5m2);
+  };
+  std::map<std::tuple<Op, Tensor, bool, RecipeKind, bool>, std::vector<double>> scales;
   for (const HealthSnapshot& snapshot : recent) {
     JoinHealth(snapshot, &sum);
     for (const TensorHealth& t : snapshot.tensors) {
@@ -131,7 +136,7 @@ std::vector<RankedTensor> RankTensors(const PolicyConfig& config, const Precisio
   }
   for (const TensorHealth& t : sum.tensors) {
     if (t.dequant_scale_max > 0) {
-      scales[{t.site.op, t.tensor, t.shadow, t.shadow_recipe}].push_back(t.dequant_scale_max);
+      scales[peers_of(t)].push_back(t.dequant_scale_max);
     }
   }
 
@@ -173,8 +178,7 @@ std::vector<RankedTensor> RankTensors(const PolicyConfig& config, const Precisio
             Print("amax %.3g is %.3g times its recent median (limit %.3g times up or down)", newest,
                   jump, config.amax_jump));
     }
-    const std::vector<double>& peers =
-        scales[{t.site.op, t.tensor, t.shadow, t.shadow_recipe}];
+    const std::vector<double>& peers = scales[peers_of(t)];
     if (peers.size() >= kMedianMinimum && t.dequant_scale_max > 0) {
       const double ratio = t.dequant_scale_max / Median(peers);
       Offer(ranked, Signal::kDequantScaleOutlier, ratio, config.dequant_scale_ratio,
@@ -184,11 +188,10 @@ std::vector<RankedTensor> RankTensors(const PolicyConfig& config, const Precisio
     }
     ranking.push_back(std::move(ranked));
   }
-  std::stable_sort(ranking.begin(), ranking.end(),
-                   [](const RankedTensor& a, const RankedTensor& b) {
-                     return a.severity != b.severity ? a.severity > b.severity
-                                                     : IdOf(a.tensor) < IdOf(b.tensor);
-                   });
+  std::stable_sort(
+      ranking.begin(), ranking.end(), [](const RankedTensor& a, const RankedTensor& b) {
+        return a.severity != b.severity ? a.severity > b.severity : IdOf(a.tensor) < IdOf(b.tensor);
+      });
   return ranking;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <tuple>
 
 namespace octavo {
 namespace {
@@ -81,8 +82,7 @@ bool ShadowIsHealthy(const PolicyConfig& config, const TensorHealth& t, std::str
   if (t.nonfinite > 0) {
     return fail(Signal::kNonfinite, static_cast<double>(t.nonfinite), 0);
   }
-  const double saturated =
-      Worst(t, ExpertRatio::kSaturated, t.saturated, t.elements).value;
+  const double saturated = Worst(t, ExpertRatio::kSaturated, t.saturated, t.elements).value;
   if (t.shadow_recipe == RecipeKind::kFp8Delayed && saturated > config.saturated_ratio) {
     return fail(Signal::kSaturated, saturated, config.saturated_ratio);
   }
@@ -102,7 +102,8 @@ bool ShadowIsHealthy(const PolicyConfig& config, const TensorHealth& t, std::str
 }
 
 std::vector<Firing> SignalWindows::Observe(const PolicyConfig& config, const PrecisionPlan& plan,
-                                           const HealthSnapshot& snapshot) {
+                                           const HealthSnapshot& snapshot,
+                                           const std::function<bool(const OpSite&)>& settling) {
   std::vector<Firing> firings;
   for (const TensorHealth& t : snapshot.tensors) {
     if (t.shadow || t.site.layer < 0 || t.site.layer >= plan.layers) {
@@ -110,7 +111,7 @@ std::vector<Firing> SignalWindows::Observe(const PolicyConfig& config, const Pre
     }
     const Recipe& recipe = plan.Resolve(t.site.layer, t.site.op);
     if (recipe.is_fp8()) {
-      ObserveTensor(config, recipe, snapshot, t, &firings);
+      ObserveTensor(config, recipe, snapshot, t, settling && settling(t.site), &firings);
     }
   }
   ObserveDequantScales(config, plan, snapshot, &firings);
@@ -119,7 +120,7 @@ std::vector<Firing> SignalWindows::Observe(const PolicyConfig& config, const Pre
 
 void SignalWindows::ObserveTensor(const PolicyConfig& config, const Recipe& recipe,
                                   const HealthSnapshot& snapshot, const TensorHealth& t,
-                                  std::vector<Firing>* firings) {
+                                  bool settling, std::vector<Firing>* firings) {
   TensorWindow& w = windows_[{t.site, t.tensor}];
   const bool delayed = recipe.kind == RecipeKind::kFp8Delayed;
   const auto fire = [&](Signal signal, double value, double threshold, std::int32_t expert,
@@ -149,8 +150,7 @@ void SignalWindows::ObserveTensor(const PolicyConfig& config, const Recipe& reci
   running(Signal::kFlushed, flushed.value > flushed_limit, kFlushedRunning, flushed.value,
           flushed_limit, flushed.expert, true);
   if (recipe.kind == RecipeKind::kFp8Flow && recipe.wgrad == WgradPrecision::kFp8) {
-    const WorstRatio r =
-        Worst(t, ExpertRatio::kTransposeFlushed, t.transpose_flushed, t.nonzero);
+    const WorstRatio r = Worst(t, ExpertRatio::kTransposeFlushed, t.transpose_flushed, t.nonzero);
     running(Signal::kTransposeFlushed, r.value > config.transpose_flushed_ratio, kFlushedRunning,
             r.value, config.transpose_flushed_ratio, r.expert, true);
   }
@@ -172,16 +172,19 @@ void SignalWindows::ObserveTensor(const PolicyConfig& config, const Recipe& reci
     if (w.amax.size() > static_cast<std::size_t>(kHealthWindow)) {
       w.amax.pop_front();
     }
-    if (w.amax.size() >= kWindowMinimum) {
+    w.settled = settling ? 0 : std::min(w.settled + 1, w.amax.size());
+    if (w.settled >= kWindowMinimum) {
+      const auto begin = w.amax.end() - static_cast<std::ptrdiff_t>(w.settled);
+      const double n = static_cast<double>(w.settled);
       double mean = 0, squares = 0;
-      for (float a : w.amax) {
-        mean += a;
+      for (auto a = begin; a != w.amax.end(); ++a) {
+        mean += *a;
       }
-      mean /= static_cast<double>(w.amax.size());
-      for (float a : w.amax) {
-        squares += (a - mean) * (a - mean);
+      mean /= n;
+      for (auto a = begin; a != w.amax.end(); ++a) {
+        squares += (*a - mean) * (*a - mean);
       }
-      const double cv = std::sqrt(squares / static_cast<double>(w.amax.size())) / mean;
+      const double cv = std::sqrt(squares / n) / mean;
       if (cv > config.amax_variation) {
         fire(Signal::kAmaxVariation, cv, config.amax_variation, -1, delayed);
       }
@@ -199,11 +202,12 @@ void SignalWindows::ObserveTensor(const PolicyConfig& config, const Recipe& reci
 void SignalWindows::ObserveDequantScales(const PolicyConfig& config, const PrecisionPlan& plan,
                                          const HealthSnapshot& snapshot,
                                          std::vector<Firing>* firings) {
-  std::map<std::pair<Op, Tensor>, std::vector<const TensorHealth*>> by_op;
+  // Of one format: E5M2 reaches 128 times further than E4M3, so its scales are that much smaller.
+  std::map<std::tuple<Op, Tensor, bool>, std::vector<const TensorHealth*>> by_op;
   for (const TensorHealth& t : snapshot.tensors) {
     if (!t.shadow && t.dequant_scale_max > 0 && t.site.layer >= 0 && t.site.layer < plan.layers &&
         plan.Resolve(t.site.layer, t.site.op).is_fp8()) {
-      by_op[{t.site.op, t.tensor}].push_back(&t);
+      by_op[{t.site.op, t.tensor, t.e5m2}].push_back(&t);
     }
   }
   for (const auto& [key, tensors] : by_op) {

@@ -1,9 +1,9 @@
-// Precision as scheduled state, with real processes: operators switch, the policy falls back and
-// returns, ranks always agree. Faults go into tensors of octavo-rank-test (tests/support/inject),
-// never into metrics, so every decision comes through the real path.
+// Precision as scheduled state, with real processes: operators switch while a job trains, saves,
+// restarts or has lost its controller, and ranks always agree. The policy:
+// precision_faults_test.cc.
 #include <gtest/gtest.h>
 
-#include <atomic>
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <map>
@@ -11,119 +11,10 @@
 #include <set>
 #include <thread>
 
-#include "proto/precision/op_id.h"
-#include "tests/system/temp_cluster.h"
+#include "tests/system/precision_support.h"
 
 namespace octavo {
 namespace {
-
-// A policy that decides within a test's patience. The gradients of so small a model swing by more than
-// ten times in its first steps; the signals about amax are set beyond that and far below a fault of
-// 2^20. All other thresholds are the defaults.
-constexpr char kQuickPolicy[] =
-    "  protect: 0\n"
-    "  policy: {grace_steps: 10, hold_steps: 10, healthy_snapshots: 2, amax_jump: 1000, "
-    "amax_variation: 1000, dequant_scale_ratio: 1000}\n";
-constexpr char kNoPolicy[] =
-    "  protect: 0\n"
-    "  policy: {enabled: false, checkpoint_before_switch: false}\n";
-
-ClusterOptions WithFaults(int workers = 1) {
-  return {.workers = workers,
-          .slots = 2,
-          .worker_flags = {"--rank-binary", std::string(OCTAVO_BIN_DIR) + "/octavo-rank-test"}};
-}
-
-// One rank, two layers, with a fault.
-std::string FaultySpec(const TempCluster& cluster, const std::string& name, int steps,
-                       const std::string& recipe, const std::string& fault,
-                       const std::string& precision = kQuickPolicy) {
-  return cluster.Spec({.name = name,
-                       .steps = steps,
-                       .ranks = 1,
-                       .expert_parallel = 1,
-                       .layers = 2,
-                       .recipe = recipe,
-                       .checkpoint_interval = 0,
-                       .restart_max = 0,
-                       .extra = fault.empty() ? "" : "labels: {inject.0: \"" + fault + "\"}\n",
-                       .precision_extra = precision});
-}
-
-std::vector<v1::PrecisionPlan> Plans(TempCluster& cluster, const std::string& job) {
-  v1::ListPlansRequest request;
-  request.set_name("jobs/" + job);
-  request.set_page_size(1000);
-  v1::ListPlansResponse response;
-  grpc::ClientContext context;
-  context.set_wait_for_ready(true);
-  const grpc::Status status = cluster.stub().ListPlans(&context, request, &response);
-  EXPECT_TRUE(status.ok()) << status.error_message();
-  return {response.plans().rbegin(), response.plans().rend()};  // oldest first
-}
-
-v1::JobPrecision Precision(TempCluster& cluster, const std::string& job) {
-  v1::GetPrecisionRequest request;
-  request.set_name("jobs/" + job);
-  v1::JobPrecision response;
-  grpc::ClientContext context;
-  context.set_wait_for_ready(true);
-  const grpc::Status status = cluster.stub().GetPrecision(&context, request, &response);
-  EXPECT_TRUE(status.ok()) << status.error_message();
-  return response;
-}
-
-grpc::Status Set(TempCluster& cluster, const std::string& job, const std::string& layers,
-                 const std::vector<std::string>& ops, const std::string& recipe,
-                 const std::string& etag, v1::SetPrecisionResponse* response) {
-  static std::atomic<int> counter{0};
-  v1::SetPrecisionRequest request;
-  request.set_name("jobs/" + job);
-  request.set_request_id("set-" + std::to_string(++counter));
-  request.set_etag(etag);
-  v1::PrecisionOverride& change = *request.add_overrides();
-  change.set_layers(layers);
-  for (const std::string& op : ops) {
-    change.add_ops(op);
-  }
-  change.mutable_recipe()->set_kind(recipe);
-  grpc::ClientContext context;
-  context.set_wait_for_ready(true);
-  return cluster.stub().SetPrecision(&context, request, response);
-}
-
-std::function<bool(const v1::Job&)> Runs(std::int64_t version) {
-  return [version](const v1::Job& job) {
-    return job.progress().plan_version() >= version || IsTerminal(job);
-  };
-}
-
-// version → first step, as each rank's own log tells it.
-std::vector<std::map<int, int>> AppliedByRank(TempCluster& cluster, const std::string& job,
-                                              int ranks) {
-  std::vector<std::map<int, int>> applied(static_cast<std::size_t>(ranks));
-  for (int rank = 0; rank < ranks; ++rank) {
-    const CliResult logs = cluster.Cli({"logs", job, "--rank", std::to_string(rank)});
-    EXPECT_EQ(logs.exit_code, 0) << logs.err;
-    std::size_t at = 0;
-    while ((at = logs.out.find("plan_applied", at)) != std::string::npos) {
-      const std::size_t version = logs.out.find("version=", at);
-      const std::size_t step = logs.out.find("first_step=", at);
-      if (version == std::string::npos || step == std::string::npos) {
-        break;
-      }
-      applied[static_cast<std::size_t>(rank)][std::atoi(logs.out.c_str() + version + 8)] =
-          std::atoi(logs.out.c_str() + step + 11);
-      at += 12;
-    }
-  }
-  return applied;
-}
-
-// The recipe kind of (layer, op) in a plan.
-std::string KindAt(const v1::PrecisionPlan& plan, int layer, Op op) {
-  return plan.entries(layer * kOpCount + static_cast<int>(op)).recipe().kind();
-}
 
 // Losses by step, from the events of a watch, until the job ends.
 std::map<std::int64_t, double> Losses(TempCluster& cluster, const std::string& job) {
@@ -153,9 +44,12 @@ TEST(Precision, AnOperatorSwitchesMidRunBothWaysWithoutRestartAndRanksAgree) {
   // A per-tensor recipe is no payload: dispatch keeps its own.
   const std::vector<std::string> products = {"attn_qkv", "attn_out", "fc1", "fc2"};
   const std::vector<std::tuple<std::string, std::vector<std::string>, std::string>> switches = {
-      {"0-2", {}, "fp8_flow"},          {"1", {"attn_qkv", "fc1"}, "fp8_delayed"},
-      {"0-2", {}, "bf16"},              {"2", {"fc1", "fc2"}, "fp8_blockwise"},
-      {"0-1", products, "fp8_current"}, {"0-2", products, "fp8_delayed"},
+      {"0-2", {}, "fp8_flow"},
+      {"1", {"attn_qkv", "fc1"}, "fp8_delayed"},
+      {"0-2", {}, "bf16"},
+      {"2", {"fc1", "fc2"}, "fp8_blockwise"},
+      {"0-1", products, "fp8_current"},
+      {"0-2", products, "fp8_delayed"},
       {"0-2", {}, "fp8_blockwise"}};
   std::int64_t version = 1;
   for (const auto& [layers, ops, recipe] : switches) {
@@ -164,9 +58,7 @@ TEST(Precision, AnOperatorSwitchesMidRunBothWaysWithoutRestartAndRanksAgree) {
                                          recipe, "--reason", "system test"});
       ASSERT_EQ(set.exit_code, 0) << set.out << set.err;
     } else {
-      v1::SetPrecisionResponse response;
-      const grpc::Status set = Set(cluster, "test", layers, ops, recipe, "", &response);
-      ASSERT_TRUE(set.ok()) << set.error_message();
+      MustSet(cluster, "test", {.layers = layers, .ops = ops, .recipe = recipe});
     }
     ++version;
     cluster.WaitFor("test", Runs(version), "plan version " + std::to_string(version));
@@ -191,12 +83,17 @@ TEST(Precision, AnOperatorSwitchesMidRunBothWaysWithoutRestartAndRanksAgree) {
       EXPECT_EQ(applied[0].at(static_cast<int>(plan.version())), plan.applied_step());
     }
   }
-  // Losses follow the undisturbed run of the same data; trajectories drift apart by some per cent.
+  // Losses follow the undisturbed run of the same data; trajectories drift apart, so single steps
+  // differ by more than their mean. (What a switch itself does: TheStepAfterASwitch…)
+  double difference = 0, steps = 0;
   for (const auto& [step, loss] : losses) {
     if (step > 0 && plain.contains(step)) {
-      EXPECT_NEAR(loss, plain.at(step), 0.1 * plain.at(step)) << "step " << step;
+      difference += std::abs(loss / plain.at(step) - 1);
+      ++steps;
     }
   }
+  ASSERT_GT(steps, 10);
+  EXPECT_LE(difference / steps, 0.05);
   EXPECT_GT(losses.size(), 20u);
   // The recipe in force is what ranks report.
   const v1::JobPrecision precision = Precision(cluster, "test");
@@ -226,8 +123,10 @@ TEST(Precision, TwoHundredRandomSwitchesInOneRun) {
       continue;
     }
     v1::SetPrecisionResponse response;
-    const grpc::Status status = Set(cluster, "test", std::to_string(random() % 2), some,
-                                    recipes[random() % recipes.size()], "", &response);
+    const std::string layer = std::to_string(random() % 2);
+    const grpc::Status status = Set(
+        cluster, "test",
+        {.layers = layer, .ops = some, .recipe = recipes[random() % recipes.size()]}, &response);
     if (status.error_message().find("nothing would change") != std::string::npos) {
       continue;
     }
@@ -252,83 +151,6 @@ TEST(Precision, TwoHundredRandomSwitchesInOneRun) {
   EXPECT_TRUE(applied[0].contains(201));
 }
 
-struct FaultCase {
-  std::string name, recipe, fault;
-  bool falls = false;       // else: an alert at most
-  bool alerts = false;      // a warning names layer and op
-  std::string extra_model;  // replaces the moe line
-};
-
-TEST(Precision, EveryFaultLeadsToTheExpectedDecisionAndBack) {
-  TempCluster cluster(WithFaults());
-  constexpr int kFrom = 40, kSteps = 130;
-  const std::string scale = "scale 1 attn_qkv 40 60 20";
-  const std::vector<FaultCase> cases = {
-      {.name = "delayed", .recipe = "fp8_delayed", .fault = scale, .falls = true},
-      {.name = "frozen", .recipe = "fp8_delayed", .fault = "freeze 1 attn_qkv 40 60 6",
-       .falls = true},
-      {.name = "current", .recipe = "fp8_current", .fault = scale, .alerts = true},
-      {.name = "blockwise", .recipe = "fp8_blockwise", .fault = scale, .alerts = true},
-      {.name = "flow", .recipe = "fp8_flow", .fault = scale, .alerts = true},
-      {.name = "starved", .recipe = "fp8_flow", .fault = "starve 1 fc1 40 60 2"},
-  };
-  for (const FaultCase& c : cases) {
-    std::string yaml = FaultySpec(cluster, c.name, kSteps, c.recipe, c.fault);
-    if (c.fault.rfind("starve", 0) == 0) {
-      const std::string moe = "expert_hidden: 128}";
-      yaml.replace(yaml.find(moe), moe.size(),
-                   "expert_hidden: 128, router: {bias_update_rate: 0.001, aux_loss: none}}");
-    }
-    cluster.Submit(yaml);
-  }
-  for (const FaultCase& c : cases) {
-    SCOPED_TRACE(c.name);
-    const v1::Job job = cluster.WaitForEnd(c.name);
-    ASSERT_EQ(job.state(), v1::SUCCEEDED) << job.message();
-    EXPECT_EQ(job.attempts_size(), 1);
-    const auto plans = Plans(cluster, c.name);
-    // Decisions on attn_qkv of layer 1, the one with the fault.
-    std::int64_t fell = 0, returned = 0;
-    for (std::size_t i = 1; i < plans.size(); ++i) {
-      const std::string before = KindAt(plans[i - 1], 1, Op::kAttnQkv);
-      const std::string after = KindAt(plans[i], 1, Op::kAttnQkv);
-      if (before == c.recipe && after == "bf16" && fell == 0) {
-        fell = plans[i].applied_step();
-        EXPECT_EQ(plans[i].author(), v1::PLAN_AUTHOR_POLICY);
-        EXPECT_NE(plans[i].reason().find("layer 1 attn_qkv"), std::string::npos)
-            << plans[i].reason();
-      } else if (before == "bf16" && after == c.recipe) {
-        returned = plans[i].applied_step();
-      }
-    }
-    bool alerted = false;
-    for (const v1::JobEvent& event : cluster.Events(c.name)) {
-      alerted = alerted || (event.kind() == "WARNING" &&
-                            event.message().find("layer 1 attn_qkv") != std::string::npos);
-    }
-    if (c.falls) {
-      // Snapshots every 2 steps, saturation in two of them running, then one agreement.
-      EXPECT_GE(fell, kFrom);
-      EXPECT_LE(fell, kFrom + 12);
-      EXPECT_GT(returned, fell + 9) << "hold_steps";
-      EXPECT_LE(returned, kSteps);
-    } else {
-      EXPECT_EQ(fell, 0) << plans.back().reason();
-      EXPECT_TRUE(alerted || !c.alerts);
-    }
-    EXPECT_LE(job.progress().loss(), job.progress().first_loss());
-  }
-  // Replays are deterministic and read-only; a policy that tolerates everything decides nothing.
-  const CliResult same = cluster.Cli({"precision", "replay", "delayed", "-o", "json"});
-  ASSERT_EQ(same.exit_code, 0) << same.err;
-  EXPECT_EQ(cluster.Cli({"precision", "replay", "delayed", "-o", "json"}).out, same.out);
-  EXPECT_NE(same.out.find("\"op\": \"attn_qkv\""), std::string::npos) << same.out;
-  const CliResult text = cluster.Cli({"explain", "delayed"});
-  EXPECT_NE(text.out.find("layer 1 attn_qkv"), std::string::npos) << text.out;
-  const CliResult worst = cluster.Cli({"fp8", "delayed", "-o", "json"});
-  EXPECT_EQ(worst.exit_code, 0) << worst.err;
-}
-
 TEST(Precision, OfTwoOperatorsWithOneEtagExactlyOneWins) {
   TempCluster cluster({.workers = 1});
   cluster.Submit(cluster.Spec({.steps = 100000, .ranks = 1, .expert_parallel = 1}));
@@ -341,7 +163,10 @@ TEST(Precision, OfTwoOperatorsWithOneEtagExactlyOneWins) {
       operators.emplace_back([&, i] {
         v1::SetPrecisionResponse response;
         status[static_cast<std::size_t>(i)] =
-            Set(cluster, "test", "1", {}, (round + i) % 2 == 0 ? "fp8_flow" : "fp8_blockwise", etag,
+            Set(cluster, "test",
+                {.layers = "1",
+                 .recipe = (round + i) % 2 == 0 ? "fp8_flow" : "fp8_blockwise",
+                 .etag = etag},
                 &response);
       });
     }
@@ -357,16 +182,15 @@ TEST(Precision, OfTwoOperatorsWithOneEtagExactlyOneWins) {
   }
   // Wrong recipe, layer and op change nothing and say what is valid.
   const std::string etag = Precision(cluster, "test").etag();
-  EXPECT_NE(cluster.Cli({"precision", "set", "test", "--layers", "9", "--recipe", "bf16"}).exit_code,
-            0);
+  EXPECT_NE(
+      cluster.Cli({"precision", "set", "test", "--layers", "9", "--recipe", "bf16"}).exit_code, 0);
   const CliResult payload = cluster.Cli({"precision", "set", "test", "--layers", "1", "--ops",
                                          "dispatch", "--recipe", "fp8_delayed"});
   EXPECT_NE(payload.exit_code, 0);
   EXPECT_NE(payload.err.find("dispatch"), std::string::npos) << payload.err;
   EXPECT_EQ(Precision(cluster, "test").etag(), etag);
-  const CliResult dry = cluster.Cli(
-      {"precision", "set", "test", "--layers", "0-2", "--recipe", "fp8_current", "--ops",
-       "attn_qkv,fc1", "--dry-run"});
+  const CliResult dry = cluster.Cli({"precision", "set", "test", "--layers", "0-2", "--recipe",
+                                     "fp8_current", "--ops", "attn_qkv,fc1", "--dry-run"});
   EXPECT_EQ(dry.exit_code, 0) << dry.err;
   EXPECT_NE(dry.out.find("replayed"), std::string::npos) << dry.out;
   EXPECT_EQ(Precision(cluster, "test").etag(), etag) << "a dry run changes nothing";
@@ -374,18 +198,36 @@ TEST(Precision, OfTwoOperatorsWithOneEtagExactlyOneWins) {
   cluster.WaitForEnd("test");
 }
 
-TEST(Precision, ASwitchSurvivesACheckpointInFlightAndAKilledController) {
+// Version n is accepted and stored; the controller dies before any rank can have it (the worker, or
+// the ranks, stand still). Its successor knows n, hands it down, and hears of the step.
+TEST(Precision, AControllerKilledInTheMiddleOfASwitchFinishesItAfterwards) {
   TempCluster cluster({.workers = 1, .slots = 2});
-  cluster.Submit(cluster.Spec({.steps = 300, .recipe = "bf16", .checkpoint_interval = 3}));
+  cluster.Submit(cluster.Spec({.steps = 100000, .recipe = "bf16", .checkpoint_interval = 0}));
   cluster.WaitFor("test", Reaches(5), "step 5");
-  ASSERT_EQ(cluster.Cli({"precision", "pin", "test", "--layers", "0", "--ops", "fc1"}).exit_code, 0);
+  ASSERT_EQ(cluster.Cli({"precision", "pin", "test", "--layers", "0", "--ops", "fc1"}).exit_code,
+            0);
   ASSERT_EQ(cluster.Cli({"precision", "auto", "off", "test"}).exit_code, 0);
-  const CliResult set =
-      cluster.Cli({"precision", "set", "test", "--layers", "1", "--recipe", "fp8_flow"});
-  cluster.Kill(cluster.controller(), SIGKILL);
-  ASSERT_EQ(set.exit_code, 0) << set.err;
-  cluster.StartController();
-  cluster.WaitFor("test", Runs(2), "version 2 after the restart");
+  const std::vector<int> ranks = cluster.RankPids();
+  ASSERT_EQ(ranks.size(), 2u);
+  const std::vector<std::vector<int>> stopped = {{cluster.worker(0)->pid()}, {ranks[1]}, ranks};
+  const std::vector<std::string> recipes = {"fp8_flow", "fp8_blockwise", "fp8_current"};
+  for (std::size_t round = 0; round < stopped.size(); ++round) {
+    for (const int pid : stopped[round]) {
+      ASSERT_EQ(kill(pid, SIGSTOP), 0);
+    }
+    const std::int64_t version = MustSet(
+        cluster, "test",
+        {.layers = "1", .ops = {"attn_qkv", "attn_out", "fc1", "fc2"}, .recipe = recipes[round]});
+    EXPECT_EQ(version, static_cast<std::int64_t>(round) + 2);
+    EXPECT_EQ(Plans(cluster, "test").back().applied_step(), 0) << "nobody can have it yet";
+    cluster.Kill(cluster.controller(), SIGKILL);
+    for (const int pid : stopped[round]) {
+      ASSERT_EQ(kill(pid, SIGCONT), 0);
+    }
+    cluster.StartController();
+    const v1::Job job = cluster.WaitFor("test", Runs(version), "the switch after the restart");
+    ASSERT_FALSE(IsTerminal(job)) << job.message();
+  }
   // What operators said about the policy survived as well.
   const v1::JobPrecision precision = Precision(cluster, "test");
   EXPECT_FALSE(precision.policy_enabled());
@@ -395,70 +237,118 @@ TEST(Precision, ASwitchSurvivesACheckpointInFlightAndAKilledController) {
   }
   EXPECT_TRUE(sites.contains("0 fc1 operator"));
   EXPECT_TRUE(sites.contains("1 fc2 operator")) << "set puts its sites into the operator's hands";
+  const std::int64_t step = cluster.Get("test").progress().step();
+  cluster.WaitFor("test", Reaches(step + 10), "snapshots under the last plan");
+  ExpectEffectiveIsPlanned(cluster, "test");
+  EXPECT_EQ(cluster.RankPids(), ranks) << "training went on in the same processes";
+  cluster.Cli({"cancel", "test"});
   const v1::Job job = cluster.WaitForEnd("test");
-  ASSERT_EQ(job.state(), v1::SUCCEEDED) << job.message();
   EXPECT_EQ(job.attempts_size(), 1);
+  EXPECT_EQ(job.progress().retried_steps() + job.progress().skipped_steps(), 0);
   const auto applied = AppliedByRank(cluster, "test", 2);
   EXPECT_EQ(applied[0], applied[1]);
-  const auto plans = Plans(cluster, "test");
-  ASSERT_EQ(plans.size(), 2u);
-  EXPECT_EQ(plans[1].applied_step(), applied[0].at(2));
+  for (const v1::PrecisionPlan& plan : Plans(cluster, "test")) {
+    if (plan.version() > 1) {
+      EXPECT_EQ(plan.applied_step(), applied[0].at(static_cast<int>(plan.version())));
+    }
+  }
 }
 
-TEST(Precision, NonfiniteValuesAreRetriedThenSkippedThenFatalAndStrictFailsAtOnce) {
-  TempCluster cluster(WithFaults());
-  cluster.Submit(FaultySpec(cluster, "retried", 30, "fp8_current", "inf 1 attn_qkv 12 12 1"));
-  cluster.Submit(FaultySpec(cluster, "gradient", 20, "fp8_current", "nangrad 1 attn_qkv 12 12 1"));
-  cluster.Submit(
-      FaultySpec(cluster, "skipped", 20, "fp8_current", "inf 1 attn_qkv 12 12 2", kNoPolicy));
-  cluster.Submit(
-      FaultySpec(cluster, "fatal", 40, "fp8_current", "inf 1 attn_qkv 12 99 2",
-                 "  protect: 0\n  policy: {enabled: false, max_skips_in_a_row: 3}\n"));
-  cluster.Submit(FaultySpec(cluster, "strict", 20, "fp8_current", "inf 1 attn_qkv 12 12 1",
-                            "  protect: 0\n  strict: true\n  policy: {enabled: false}\n"));
-
-  const v1::Job retried = cluster.WaitForEnd("retried");
-  ASSERT_EQ(retried.state(), v1::SUCCEEDED) << retried.message();
-  EXPECT_EQ(retried.progress().retried_steps(), 1);
-  EXPECT_EQ(retried.progress().skipped_steps(), 0);
-  const auto plans = Plans(cluster, "retried");
-  ASSERT_GE(plans.size(), 2u) << "a non-finite value is at once a reason to fall back";
-  EXPECT_EQ(plans[1].author(), v1::PLAN_AUTHOR_POLICY);
-  EXPECT_EQ(KindAt(plans[1], 1, Op::kAttnQkv), "bf16");
-  EXPECT_EQ(KindAt(plans[1], 0, Op::kAttnQkv), "fp8_current");
-  EXPECT_NE(plans[1].reason().find("layer 1 attn_qkv input: nonfinite"), std::string::npos)
-      << plans[1].reason();
-  bool said = false;
-  for (const v1::JobEvent& event : cluster.Events("retried")) {
-    said = said || (event.message().find("step 12 had non-finite values (layer 1 attn_qkv input)") !=
-                    std::string::npos);
+// Checkpoints are written all the time, so every switch meets one; then a rank dies, and the plan
+// changes while there is no attempt: the next one begins with it, from the newest checkpoint.
+TEST(Precision, SwitchesDuringCheckpointsAndDuringARestart) {
+  TempCluster cluster({.workers = 1, .slots = 2});
+  cluster.Submit(cluster.Spec({.steps = 100000,
+                               .recipe = "bf16",
+                               .checkpoint_interval = 1,
+                               .backoff_seconds = 4,
+                               .precision_extra = "  protect: 0\n  policy: {enabled: false}\n"}));
+  cluster.WaitFor("test", Reaches(3), "step 3");
+  std::int64_t version = 1;
+  for (const char* recipe : {"fp8_flow", "fp8_blockwise", "bf16"}) {  // families: each saves first
+    version = MustSet(cluster, "test", {.layers = "0-2", .ops = {"fc1", "fc2"}, .recipe = recipe});
+    const v1::Job job = cluster.WaitFor("test", Runs(version), "a switch during checkpoints");
+    ASSERT_FALSE(IsTerminal(job)) << job.message();
+    EXPECT_GT(job.progress().checkpoint_step(), 0);
   }
-  EXPECT_TRUE(said);
+  auto applied = AppliedByRank(cluster, "test", 2);
+  EXPECT_EQ(applied[0], applied[1]);
+  EXPECT_EQ(applied[0].size(), 3u);
 
-  const v1::Job gradient = cluster.WaitForEnd("gradient");
-  ASSERT_EQ(gradient.state(), v1::SUCCEEDED) << gradient.message();
-  EXPECT_EQ(gradient.progress().retried_steps(), 1) << "no op is known: all layers in bf16";
-  EXPECT_EQ(Plans(cluster, "gradient").size(), 1u) << "nothing says which layer it was";
+  const std::vector<int> ranks = cluster.RankPids();
+  ASSERT_EQ(ranks.size(), 2u);
+  kill(ranks[1], SIGKILL);
+  cluster.WaitFor("test", InState(v1::RESTARTING), "the restart");
+  MustSet(cluster, "test", {.layers = "1", .ops = {"fc1", "fc2"}, .recipe = "fp8_flow"});
+  version = MustSet(cluster, "test", {.layers = "2", .ops = {"attn_qkv"}, .recipe = "fp8_delayed"});
+  EXPECT_EQ(cluster.Get("test").attempts_size(), 1) << "the plan was to change between attempts";
+  const v1::Job job = cluster.WaitFor("test", Runs(version), "the second attempt");
+  ASSERT_FALSE(IsTerminal(job)) << job.message();
+  EXPECT_EQ(job.attempts_size(), 2);
+  const std::int64_t loaded = cluster.Get("test").attempts(1).loaded_checkpoint_step();
+  EXPECT_GT(loaded, 0);
+  const std::int64_t step = job.progress().step();
+  cluster.WaitFor("test", Reaches(step + 10), "snapshots of the second attempt");
+  ExpectEffectiveIsPlanned(cluster, "test");
+  const auto plans = Plans(cluster, "test");
+  ASSERT_EQ(plans.size(), 6u);
+  EXPECT_EQ(plans[4].applied_step(), 0) << "overtaken before anyone ran it";
+  EXPECT_EQ(plans[5].applied_step(), loaded + 1);
+  for (int rank = 0; rank < 2; ++rank) {
+    const CliResult logs = cluster.Cli({"logs", "test", "--rank", std::to_string(rank)});
+    const std::size_t begin = logs.out.rfind("training_begins");
+    ASSERT_NE(begin, std::string::npos) << logs.out;
+    const std::string line = logs.out.substr(begin, logs.out.find('\n', begin) - begin);
+    EXPECT_NE(line.find("plan_version=6"), std::string::npos) << "rank " << rank << ": " << line;
+  }
+  cluster.Cli({"cancel", "test"});
+  cluster.WaitForEnd("test");
+}
 
-  const v1::Job skipped = cluster.WaitForEnd("skipped");
-  ASSERT_EQ(skipped.state(), v1::SUCCEEDED) << skipped.message();
-  EXPECT_EQ(skipped.progress().skipped_steps(), 1);
-  EXPECT_TRUE(std::isfinite(skipped.progress().loss()));
+// Up to the switch a run is bit for bit the run without it; in its first step under the new recipe
+// only that recipe's rounding differs, less than the recipe makes runs differ as they go on.
+TEST(Precision, TheStepAfterASwitchDiffersLessThanTheRecipeUsuallyDoes) {
+  TempCluster cluster({.workers = 1, .slots = 2});
+  constexpr int kSteps = 120;  // a manifest remembers the losses of 128
+  const std::vector<std::string> recipes = {"fp8_delayed", "fp8_current", "fp8_blockwise",
+                                            "fp8_flow"};
+  cluster.Submit(SmallSpec(cluster, {.name = "bf16", .steps = kSteps}));
+  for (const std::string& recipe : recipes) {
+    std::string name = recipe;
+    std::replace(name.begin(), name.end(), '_', '-');
+    cluster.Submit(SmallSpec(cluster, {.name = name, .steps = kSteps, .recipe = recipe}));
+  }
+  ASSERT_EQ(cluster.WaitForEnd("bf16").state(), v1::SUCCEEDED);
+  const auto plain = StepLosses(cluster, "bf16");
+  for (const std::string& recipe : recipes) {
+    std::string name = recipe;
+    std::replace(name.begin(), name.end(), '_', '-');
+    ASSERT_EQ(cluster.WaitForEnd(name).state(), v1::SUCCEEDED);
+    const auto always = StepLosses(cluster, name);
 
-  const v1::Job fatal = cluster.WaitForEnd("fatal");
-  EXPECT_EQ(fatal.state(), v1::FAILED);
-  ASSERT_GE(fatal.attempts_size(), 1);
-  EXPECT_EQ(fatal.attempts(0).end_class(), v1::NUMERIC_FAILURE) << fatal.attempts(0).end_reason();
-  EXPECT_NE(fatal.attempts(0).end_reason().find("layer 1 attn_qkv input"), std::string::npos)
-      << fatal.attempts(0).end_reason();
-  EXPECT_NE(fatal.attempts(0).end_reason().find("step 14"), std::string::npos)
-      << fatal.attempts(0).end_reason();
-
-  const v1::Job strict = cluster.WaitForEnd("strict");
-  EXPECT_EQ(strict.state(), v1::FAILED);
-  ASSERT_GE(strict.attempts_size(), 1);
-  EXPECT_NE(strict.attempts(0).end_reason().find("strict precision: layer 1"), std::string::npos)
-      << strict.attempts(0).end_reason();
+    const std::string switched = "to-" + name;
+    cluster.Submit(SmallSpec(cluster, {.name = switched, .steps = kSteps}));
+    cluster.WaitFor(switched, Reaches(2), "step 2");
+    const std::vector<int> pids = cluster.RankPids(cluster.Get(switched).uid());
+    ASSERT_EQ(pids.size(), 1u);
+    ASSERT_EQ(kill(pids[0], SIGSTOP), 0);  // it is short: it shall not end before it hears
+    MustSet(cluster, switched,
+            {.layers = "0-1", .ops = {"attn_qkv", "attn_out", "fc1", "fc2"}, .recipe = recipe});
+    ASSERT_EQ(kill(pids[0], SIGCONT), 0);
+    const v1::Job job = cluster.WaitForEnd(switched);
+    ASSERT_EQ(job.state(), v1::SUCCEEDED) << job.message();
+    const std::int64_t first = Plans(cluster, switched).back().applied_step();
+    ASSERT_GT(first, 1) << "the job ended before the switch";
+    ASSERT_LE(first, kSteps);
+    const auto losses = StepLosses(cluster, switched);
+    for (std::int64_t step = 1; step < first; ++step) {
+      ASSERT_EQ(losses.at(step), plain.at(step)) << recipe << " step " << step;
+    }
+    EXPECT_NE(losses.at(first), plain.at(first)) << recipe << " changed nothing";
+    const double usual = MeanDifference(always, plain, kSteps / 2, kSteps);
+    EXPECT_LE(std::abs(losses.at(first) - plain.at(first)), usual)
+        << recipe << " from step " << first;
+  }
 }
 
 }  // namespace

@@ -98,6 +98,9 @@ FailureClass FailureOfStart(const absl::Status& status) {
 
 absl::Status Run(const TrainingSetup& given, TrainingOutcome* outcome) {
   TrainingSetup setup = given;
+  if (given.hooks.ops) {
+    setup.backend.ops = given.hooks.ops(given.backend);
+  }
   Arena device(setup.backend, "start");
   HostCollectives world(setup.backend, setup.comms.world, device);
   RETURN_IF_ERROR(CheckBlasCores(given, world));

@@ -25,6 +25,8 @@ namespace octavo {
 
 // Called by tests to break things at a chosen instant; empty in production.
 struct TrainingHooks {
+  // The operations to train with, given the backend that the rank opened.
+  std::function<const Ops*(const Backend& backend)> ops;
   // Before the first microbatch of a pass.
   std::function<void(std::int64_t step, int pass, Transformer& model)> before_pass;
   // After the microbatches of a pass, before FinishPass. `pass` is 0, or 1 for a retry.

@@ -1,43 +1,46 @@
-// Faults in octavo-rank-test, by labels of the job: `inject.NAME: "KIND LAYER OP FROM TO ARGUMENT"`.
+// Faults in octavo-rank-test, by labels of the job: `inject.NAME: "KIND LAYER OP FROM TO
+// ARGUMENT"`.
 //
 //   scale 1 attn_qkv 20 60 20     steps 20 to 60: input × 2^20, weight × 2^-20: the same function
+//                                 (attn_qkv, attn_out, fc1, fc2)
 //   inf 1 attn_qkv 20 20 1        an infinite element in the input, in this many passes (1: not in
-//                                 the retry)
-//   nangrad 1 attn_qkv 20 20 1    a NaN in the weight's gradient
+//                                 the retry); nan: a NaN (attn_qkv, attn_out, fc1, fc2)
+//   inf_grad, nan_grad            the same in the gradient of the op's output (attn_qkv, fc1)
+//   inf_wgrad, nan_wgrad          the same in the gradient of its weight
 //   freeze 1 attn_qkv 20 60 6     the input's delayed window stands still, at 2^-6 of its values
 //   starve 1 fc1 20 60 2          no token is routed to expert 2 (needs a balance bias)
 //
 // A fault goes into a tensor, never into a metric: what Octavo decides comes through its real path.
-// Parameters are changed before a pass and back after it, gradients with them, so that the optimizer
-// sees the run without the fault. CPU only (masters and gradients are host memory there).
+// Parameters are changed before a pass and back after it, gradients with them, so that the
+// optimizer sees the run without the fault; tensors that no parameter makes are reached through the
+// operations (op_faults.h). CPU only (masters and gradients are host memory there).
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <limits>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/log.h"
 #include "base/str.h"
+#include "tests/support/inject/fault.h"
+#include "tests/support/inject/op_faults.h"
 #include "worker/rank/hooks_main.h"
 
 namespace octavo {
 namespace {
 
-struct Fault {
-  std::string kind, op;
-  std::int64_t layer = 0, from = 0, to = 0, argument = 0;
+constexpr std::string_view kKinds[] = {"scale",     "inf",       "nan",    "inf_grad", "nan_grad",
+                                       "inf_wgrad", "nan_wgrad", "freeze", "starve"};
+constexpr std::string_view kOps[] = {"attn_qkv", "attn_out", "fc1", "fc2"};
 
-  bool IsOn(std::int64_t step, int pass) const {
-    const bool in_pass = (kind != "inf" && kind != "nangrad") || pass < argument;
-    return step >= from && step <= to && in_pass;
-  }
-  std::string Prefix() const { return StrCat("layers.", layer, "."); }
-};
+template <class List>
+bool Holds(const List& list, std::string_view word) {
+  return std::find(std::begin(list), std::end(list), word) != std::end(list);
+}
 
 Fault ParseFault(const std::string& text) {
   const std::vector<std::string> words = StrSplit(text, ' ');
@@ -55,8 +58,8 @@ Fault ParseFault(const std::string& text) {
       good = good && value.has_value();
       *number = value.value_or(0);
     }
-    good = good && std::set<std::string>{"scale", "inf", "nangrad", "freeze", "starve"}.contains(
-                       fault.kind);
+    good = good && Holds(kKinds, fault.kind) && Holds(kOps, fault.op) &&
+           (!fault.kind.ends_with("_grad") || fault.op == "attn_qkv" || fault.op == "fc1");
   }
   if (!good) {
     std::fprintf(stderr, "octavo-rank-test: cannot read the fault \"%s\"\n", text.c_str());
@@ -70,24 +73,35 @@ class Injector {
   explicit Injector(std::vector<Fault> faults) : faults_(std::move(faults)) {}
 
   void Before(std::int64_t step, int pass, Transformer& model) {
+    op_faults::BeginPass(step, pass);
     for (const Fault& fault : faults_) {
       if (!fault.IsOn(step, pass)) {
         continue;
       }
       if (fault.kind == "scale") {
-        Multiply(model, fault, std::ldexp(1.0F, static_cast<int>(fault.argument)));
-      } else if (fault.kind == "inf") {
+        AddFactors(model, fault);
+      } else if ((fault.kind == "inf" || fault.kind == "nan") && HasGain(fault)) {
         Parameter& gain = Gain(model, fault);
         saved_.emplace_back(gain.master, gain.master[0]);
-        gain.master[0] = std::numeric_limits<float>::infinity();
+        gain.master[0] = fault.value();
         model.ParametersLoaded();
       } else if (fault.kind == "freeze" || fault.kind == "starve") {
         Overwrite(model, fault);
       }
     }
+    for (const auto& [name, factor] : factors_) {
+      Parameter& parameter = model.parameters().At(name);
+      for (std::int64_t i = 0; i < parameter.count; ++i) {
+        parameter.master[i] *= factor;
+      }
+    }
+    if (!factors_.empty()) {
+      model.ParametersLoaded();
+    }
   }
 
   void After(std::int64_t step, int pass, Transformer& model) {
+    op_faults::EndPass();
     for (const auto& [address, value] : saved_) {
       *address = value;
     }
@@ -104,14 +118,17 @@ class Injector {
       model.ParametersLoaded();
     }
     for (const Fault& fault : faults_) {
-      if (fault.kind == "nangrad" && fault.IsOn(step, pass)) {
-        model.parameters().At(WeightName(model, fault)).grad[0] =
-            std::numeric_limits<float>::quiet_NaN();
+      if (fault.kind.ends_with("_wgrad") && fault.IsOn(step, pass)) {
+        model.parameters().At(WeightName(model, fault)).grad[0] = fault.value();
       }
     }
   }
 
+  const std::vector<Fault>& faults() const { return faults_; }
+
  private:
+  // Whether a norm makes the op's input.
+  static bool HasGain(const Fault& fault) { return fault.op == "attn_qkv" || fault.op == "fc1"; }
   Parameter& Gain(Transformer& model, const Fault& fault) {
     return model.parameters().At(fault.Prefix() +
                                  (fault.op == "attn_qkv" ? "attn_norm.weight" : "mlp_norm.weight"));
@@ -125,26 +142,24 @@ class Injector {
     return model.parameters().Find(experts) != nullptr ? experts : fault.Prefix() + "mlp." + end;
   }
 
-  // The norm before the op makes its input; everything else that reads it is divided as well.
-  void Multiply(Transformer& model, const Fault& fault, float factor) {
-    factors_[Gain(model, fault).name] = factor;
-    const std::vector<std::string> readers =
-        fault.op == "attn_qkv"
-            ? std::vector<std::string>{"attn.qkv.weight"}
-            : std::vector<std::string>{"router.weight", "experts.fc1.weight", "shared.fc1.weight",
-                                       "mlp.fc1.weight"};
+  // Where the norm before the op makes its input, everything else that reads it is divided as well;
+  // the inputs of the other ops are multiplied by op_faults.
+  void AddFactors(Transformer& model, const Fault& fault) {
+    const float factor = std::ldexp(1.0F, static_cast<int>(fault.argument));
+    if (HasGain(fault)) {
+      factors_[Gain(model, fault).name] = factor;
+    }
+    std::vector<std::string> readers = {WeightName(model, fault)};
+    if (fault.op == "fc1") {
+      for (const char* other : {"router.weight", "shared.fc1.weight"}) {
+        readers.push_back(fault.Prefix() + other);
+      }
+    }
     for (const std::string& reader : readers) {
-      if (model.parameters().Find(fault.Prefix() + reader) != nullptr) {
-        factors_[fault.Prefix() + reader] = 1 / factor;
+      if (model.parameters().Find(reader) != nullptr) {
+        factors_[reader] = 1 / factor;
       }
     }
-    for (const auto& [name, f] : factors_) {
-      Parameter& parameter = model.parameters().At(name);
-      for (std::int64_t i = 0; i < parameter.count; ++i) {
-        parameter.master[i] *= f;
-      }
-    }
-    model.ParametersLoaded();
   }
 
   void Overwrite(Transformer& model, const Fault& fault) {
@@ -190,11 +205,15 @@ TrainingHooks HooksOf(const internal::v1::RankAssignment& assignment) {
     return {};
   }
   const auto injector = std::make_shared<Injector>(std::move(faults));
-  return {.before_pass = [injector](std::int64_t step, int pass,
-                                    Transformer& model) { injector->Before(step, pass, model); },
-          .before_finish_pass = [injector](std::int64_t step, int pass, Transformer& model) {
-            injector->After(step, pass, model);
-          }};
+  return {
+      .ops =
+          [injector](const Backend& backend) {
+            return op_faults::Install(backend, injector->faults());
+          },
+      .before_pass = [injector](std::int64_t step, int pass,
+                                Transformer& model) { injector->Before(step, pass, model); },
+      .before_finish_pass = [injector](std::int64_t step, int pass,
+                                       Transformer& model) { injector->After(step, pass, model); }};
 }
 
 }  // namespace octavo

@@ -100,6 +100,56 @@ TEST(Fallback, AmaxJumpActsForDelayedAndAlertsElsewhere) {
   EXPECT_NE(flow.alerts[0].find("amax_jump"), std::string::npos);
 }
 
+// A plan that mixes recipes mixes gradient formats; only scales of one format are comparable.
+TEST(Fallback, DequantScalesAreComparedWithinOneFormat) {
+  PolicyRun run(6, RecipeKind::kFp8Delayed);
+  for (const std::int32_t layer : {0, 1}) {
+    for (int op = 0; op < kOpCount; ++op) {
+      run.plan.At(layer, static_cast<Op>(op)) = DefaultRecipe(RecipeKind::kFp8Blockwise);
+    }
+  }
+  float outlier = 1;
+  run.spoil = [&outlier](TensorHealth& t) {
+    if (t.tensor == Tensor::kGrad) {
+      t.e5m2 = t.site.layer >= 2;
+      t.dequant_scale_max = t.amax / (t.e5m2 ? 57344.0f : 448.0f);
+      t.dequant_scale_max *= t.site == OpSite{4, Op::kFc1} ? outlier : 1;
+    }
+  };
+  run.Run(40);
+  EXPECT_TRUE(run.decisions.empty()) << run.decisions[0].reason;
+  EXPECT_TRUE(run.alerts.empty()) << run.alerts[0];
+  outlier = 20;
+  run.Run(3);
+  ASSERT_EQ(run.decisions.size(), 1u);
+  EXPECT_EQ(run.decisions[0].signal, Signal::kDequantScaleOutlier);
+  EXPECT_EQ(run.decisions[0].site, (OpSite{4, Op::kFc1}));
+  EXPECT_NEAR(run.decisions[0].value, 20, 1e-3);
+}
+
+// The first gradients are many times larger than all later ones; long after the grace, when the window
+// still remembers them, that is no variation. Later swings of the same size are.
+TEST(Fallback, WhatTheGraceShowedIsNoVariationAfterIt) {
+  PolicyRun run(4, RecipeKind::kFp8Delayed);
+  run.config.amax_jump = 1e9;
+  float factor = 1;
+  run.spoil = [&](TensorHealth& t) {
+    if (t.site == kBad && t.tensor == Tensor::kGrad) {
+      t.amax *= factor;
+    }
+  };
+  factor = 1000;
+  run.Run(2);  // steps 1 to 20 of a grace of 100
+  factor = 1;
+  run.Run(60);
+  EXPECT_TRUE(run.decisions.empty()) << run.decisions[0].reason;
+  factor = 1000;
+  run.Run(1);
+  ASSERT_EQ(run.decisions.size(), 1u);
+  EXPECT_EQ(run.decisions[0].signal, Signal::kAmaxVariation);
+  EXPECT_EQ(run.decisions[0].site, kBad);
+}
+
 TEST(Fallback, WorstExpertFiresWhereTheTensorAsAWholeLooksHealthy) {
   PolicyRun run(4, RecipeKind::kFp8Blockwise);
   run.Run(12);
