@@ -308,9 +308,25 @@ struct Losses {
   double seconds = 0;
 };
 
-void PrintCell(const Comparison& c, const Sample& s) {
-  std::printf("  %8.4f %6.3f%% %+8.3f%% %7.3f%% %8.3f%% %6.3f  %-10s", s.mean, 100 * s.sd / s.mean,
-              100 * c.difference, 100 * c.standard_error, 100 * c.allowed, c.p, Text(c.verdict));
+std::string Percent(double fraction, const char* format) {
+  char text[32];
+  std::snprintf(text, sizeof(text), format, 100 * fraction);
+  return std::isnan(fraction) ? "-" : text;
+}
+
+// Without `compare` only loss and SD: bf16 beside itself.
+void PrintCell(const Comparison& c, const Sample& s, bool compare) {
+  if (std::isnan(s.mean)) {
+    std::printf("  %8s %7s %9s %8s %9s %6s  %-10s", "-", "-", "-", "-", "-", "-", "unknown");
+  } else if (!compare) {
+    std::printf("  %8.4f %7s %9s %8s %9s %6s  %-10s", s.mean,
+                Percent(s.sd / s.mean, "%.3f%%").c_str(), "", "", "", "", "");
+  } else {
+    std::printf("  %8.4f %7s %9s %8s %9s %6.3f  %-10s", s.mean,
+                Percent(s.sd / s.mean, "%.3f%%").c_str(), Percent(c.difference, "%+.3f%%").c_str(),
+                Percent(c.standard_error, "%.3f%%").c_str(), Percent(c.allowed, "%.3f%%").c_str(),
+                c.p, Text(c.verdict));
+  }
 }
 
 absl::Status PrintTable(const Flags& flags) {
@@ -341,7 +357,7 @@ absl::Status PrintTable(const Flags& flags) {
     for (const auto member : {&Losses::early, &Losses::end}) {
       const Sample s = Summarise(losses.*member);
       const Comparison c = Compare(Summarise(from.*member), s);
-      PrintCell(c, s);
+      PrintCell(c, s, &from != &losses);
       within = within && (c.verdict == Verdict::kWithin || c.verdict == Verdict::kCoarse ||
                           (member == &Losses::early && flags.steps < kEarlyStep));
     }
