@@ -1,11 +1,12 @@
-// Cost of statistics and reporting on the CPU: blocks of steps with and without, in turn, in one run.
+// Cost of statistics and reporting on the CPU: blocks of steps with and without, in turn, in one
+// run.
 //
 //   bench_telemetry [--steps 200] [--blocks 3] [--recipe fp8_flow] [--interval 10] [--sqnr 50]
 //
-// With: SQNR sampled, slots merged every pass, a snapshot built and serialised every interval, a step
-// report every step. Without: none of these. The counters inside the casting kernels stay on in both,
-// because the step guard (non-finite values) and delayed scaling need them; bench_ops_cpu shows the
-// casts. Processor time, so a busy machine does not count. Fails above 3 %.
+// With: SQNR sampled, slots merged every pass, a snapshot built and serialised every interval, a
+// step report every step. Without: none of these. The counters inside the casting kernels stay on
+// in both, because the step guard (non-finite values) and delayed scaling need them; bench_ops_cpu
+// shows the casts. Processor time, so a busy machine does not count. Fails above 3 %.
 #include <time.h>
 
 #include <CLI/CLI.hpp>
@@ -74,13 +75,12 @@ absl::Status Bench(const Flags& flags, double* percent) {
   const auto self = CreateSelfCommunicator();
   ASSIGN_OR_RETURN(
       const std::unique_ptr<Transformer> transformer,
-      Transformer::Create({.model = model,
-                           .run = run,
-                           .backend = backend,
-                           .comms = {.world = self.get(),
-                                     .expert_parallel = self.get(),
-                                     .expert_data = self.get()},
-                           .plan = plan}));
+      Transformer::Create(
+          {.model = model,
+           .run = run,
+           .backend = backend,
+           .comms = {.world = self.get(), .expert_parallel = self.get(), .expert_data = self.get()},
+           .plan = plan}));
   transformer->InitializeParameters();
   const std::int64_t tokens = run.tokens();
   std::vector<std::int32_t> inputs(static_cast<std::size_t>(tokens)), targets(inputs.size());
@@ -112,8 +112,8 @@ absl::Status Bench(const Flags& flags, double* percent) {
       report.set_loss(pass.loss_sum / static_cast<double>(pass.tokens));
       reporter.ReportStep(report);
       if ((index + 1) % flags.interval == 0) {
-        reporter.Snapshot(*transformer, {.first_step = index + 2 - flags.interval,
-                                         .last_step = index + 1});
+        reporter.Snapshot(*transformer,
+                          {.first_step = index + 2 - flags.interval, .last_step = index + 1});
       }
     }
     return absl::OkStatus();
@@ -122,7 +122,19 @@ absl::Status Bench(const Flags& flags, double* percent) {
     RETURN_IF_ERROR(step(true, i));  // caches and first touches
   }
   std::vector<double> seconds[2];  // of each step, by with
-  std::printf("%-8s %12s %12s\n", "block", "without", "with");
+  std::printf(
+      "1 rank, %lld layers, hidden %lld, %lld experts, %lld tokens a step; blocks of %lld steps; "
+      "processor time of a step\n"
+      "with: SQNR of every quantised tensor each %lld steps, slots merged every pass, a step "
+      "report "
+      "every step,\n      a snapshot built and serialised each %lld steps; without: none of these\n"
+      "in both: the counters inside the casting kernels (step guard and delayed scaling need "
+      "them)\n",
+      static_cast<long long>(model.layers), static_cast<long long>(model.hidden),
+      static_cast<long long>(model.experts), static_cast<long long>(tokens),
+      static_cast<long long>(flags.steps), static_cast<long long>(flags.sqnr),
+      static_cast<long long>(flags.interval));
+  std::printf("%-8s %12s %12s %8s\n", "block", "without", "with", "cost");
   for (int block = 0; block < flags.blocks; ++block) {
     double sum[2] = {};
     for (const bool with : {false, true}) {
@@ -133,9 +145,9 @@ absl::Status Bench(const Flags& flags, double* percent) {
         sum[with ? 1 : 0] += seconds[with ? 1 : 0].back();
       }
     }
-    std::printf("%-8d %9.3f ms %9.3f ms\n", block + 1,
+    std::printf("%-8d %9.3f ms %9.3f ms %6.2f %%\n", block + 1,
                 1e3 * sum[0] / static_cast<double>(flags.steps),
-                1e3 * sum[1] / static_cast<double>(flags.steps));
+                1e3 * sum[1] / static_cast<double>(flags.steps), 100 * (sum[1] / sum[0] - 1));
   }
   double mean[2] = {};
   for (int with = 0; with < 2; ++with) {
