@@ -92,7 +92,7 @@ int RunCli(const std::vector<std::string>& arguments, const CliEnvironment& envi
   AddGlobalFlags(app, session);
   for (auto add :
        {AddSubmit,    AddList,       AddDescribe,      AddWatch,     AddCancel,  AddSuspend,
-        AddResume,    AddCheckpoint, AddLogs,          AddEvents, AddExplain, AddFp8,    AddWorkers, AddDrain,
+        AddResume,    AddCheckpoint, AddProfile,       AddLogs,          AddEvents, AddExplain, AddFp8,    AddWorkers, AddDrain,
         AddPrecision, AddData,       AddCheckpoints,   AddExport,    AddImport,  AddEval,
         AddGenerate,  AddVersion,    AddSpecReference, AddCompletion}) {
     add(app, session);

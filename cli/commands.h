@@ -15,6 +15,7 @@ void AddCancel(CLI::App& app, Session& session);
 void AddSuspend(CLI::App& app, Session& session);
 void AddResume(CLI::App& app, Session& session);
 void AddCheckpoint(CLI::App& app, Session& session);
+void AddProfile(CLI::App& app, Session& session);
 void AddLogs(CLI::App& app, Session& session);
 void AddEvents(CLI::App& app, Session& session);
 void AddExplain(CLI::App& app, Session& session);

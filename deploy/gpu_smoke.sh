@@ -11,7 +11,7 @@
 # (nothing amplified yet). Median distance over the curve: 0.03; of the last five steps, on average: 0.1.
 # (A median, because a learning rate that is worth comparing under makes single steps jump by tenths, on
 # either backend and at another step each time.)
-# Exit codes: 0 all agree; 1 a job failed or a curve is off; 2 usage.
+# Exit codes: 0 all agree; 1 a job failed, a curve is off or a profile could not be taken; 2 usage.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 bin=$here/../bin
@@ -137,4 +137,20 @@ for recipe in bf16 fp8-flow fp8-current fp8-delayed; do
     NF == 2 { d = $2 - $1; if (d < 0) d = -d; n++; sum += d; if (d > max) max = d }
     END { if (n) printf "for scale: %s on the CPU alone, 1 rank against 2 (other orders of sums): d_mean %.5f, d_max %.5f\n", recipe, sum / n, max }'
 done
+
+# Where a step goes, by the service's own profile of a running job.
+steps=100000
+submit fp8_flow 1 "$device" profile
+name=profile-fp8-flow-r1
+for _ in $(seq 100); do
+  octavo profile "$name" --steps 5 --limit 15 --timeout 60 --output "$run/profile.json" >"$run/profile.txt" 2>"$run/profile.err" && break
+  read -rt 0.3 <> <(:)
+done
+if grep -q 'grouped_gemm' "$run/profile.txt"; then
+  cat "$run/profile.txt"
+else
+  echo "no profile:" && cat "$run/profile.err" && status=1
+fi
+octavo cancel "$name" >/dev/null
+wait "${waits[@]}"
 exit $status

@@ -522,6 +522,13 @@ struct SupportQuery {
   bool emulate;  // the job allows emulation
 };
 
+// What a backend has done since it was created: the proof that a step neither allocates nor waits.
+struct OpsCounters {
+  std::int64_t allocations;       // of device or pinned memory, and growths of own scratch
+  std::int64_t synchronizations;  // waits of the host for the device
+  std::int64_t plans;             // shapes that a library was asked to choose a kernel for
+};
+
 struct Ops {
   const char* name;  // "cpu", "cuda"
   DType act_dtype_default;
@@ -540,6 +547,13 @@ struct Ops {
   void (*range_push)(OpsContext*, const char* name);  // profiler range (NVTX), may do nothing
   void (*range_pop)(OpsContext*);
   void* (*stream)(OpsContext*);  // cudaStream_t of compute, null on the CPU
+  void (*counters)(OpsContext*, OpsCounters*);
+  // Marks: moments on the compute stream, for profiles. reserve_marks makes room for so many (it
+  // may allocate; 0 on success); mark enqueues one, index < room, and does not wait; seconds
+  // between two marks are known after synchronize.
+  int (*reserve_marks)(OpsContext*, std::int32_t count);
+  void (*mark)(OpsContext*, std::int32_t index);
+  double (*mark_seconds)(OpsContext*, std::int32_t from, std::int32_t to);
 
   void (*cast)(OpsContext*, const CastArgs&);
   void (*axpby)(OpsContext*, const AxpbyArgs&);

@@ -34,6 +34,7 @@ inline constexpr std::int64_t kMaxKeyValueBytes = 64 << 10;
 inline constexpr std::int64_t kMaxKeysPerAttempt = 1 << 20;
 inline constexpr std::int64_t kMaxMetricSeries = 50000;            // per process
 inline constexpr std::int32_t kMaxPageSize = 1000;
+inline constexpr std::int32_t kProfileStepsMax = 100;
 inline constexpr std::int32_t kDefaultPageSize = 100;
 
 static_assert(kWorkerLeaseMs >= 5 * kHeartbeatIntervalMs, "a lease outlives several lost heartbeats");

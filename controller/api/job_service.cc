@@ -117,6 +117,29 @@ JobServiceImpl::Unary* JobServiceImpl::CheckpointJob(Context* context,
   return Verb(context, "CheckpointJob", JobVerb::kCheckpoint, request, response);
 }
 
+JobServiceImpl::Unary* JobServiceImpl::ProfileJob(Context* context,
+                                                  const v1::ProfileJobRequest* request,
+                                                  v1::JobProfile* response) {
+  return RunUnary(
+      rpc_, context, "ProfileJob", Role::kOperator, response,
+      [request](Core& core, Now now, const std::string& caller) -> absl::StatusOr<v1::JobProfile> {
+        RETURN_IF_ERROR(CheckRequestId(request->request_id()));
+        return core.StartProfile({.name = request->name(),
+                                  .request_id = request->request_id(),
+                                  .steps = request->steps(),
+                                  .caller = caller},
+                                 now);
+      });
+}
+
+JobServiceImpl::Unary* JobServiceImpl::GetProfile(Context* context,
+                                                  const v1::GetProfileRequest* request,
+                                                  v1::JobProfile* response) {
+  return RunUnary(
+      rpc_, context, "GetProfile", Role::kViewer, response,
+      [request](Core& core, Now, const std::string&) { return core.ReadProfile(*request); });
+}
+
 grpc::ServerWriteReactor<v1::LogChunk>* JobServiceImpl::ReadLogs(
     Context* context, const v1::ReadLogsRequest* request) {
   return logs_->Open(context, request);

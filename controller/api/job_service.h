@@ -29,6 +29,8 @@ class JobServiceImpl final : public v1::JobService::CallbackService {
   Unary* SuspendJob(Context*, const v1::JobVerbRequest*, v1::Job*) override;
   Unary* ResumeJob(Context*, const v1::JobVerbRequest*, v1::Job*) override;
   Unary* CheckpointJob(Context*, const v1::JobVerbRequest*, v1::Job*) override;
+  Unary* ProfileJob(Context*, const v1::ProfileJobRequest*, v1::JobProfile*) override;
+  Unary* GetProfile(Context*, const v1::GetProfileRequest*, v1::JobProfile*) override;
   grpc::ServerWriteReactor<v1::LogChunk>* ReadLogs(Context*, const v1::ReadLogsRequest*) override;
   Unary* ListWorkers(Context*, const v1::ListWorkersRequest*, v1::ListWorkersResponse*) override;
   Unary* DrainWorker(Context*, const v1::DrainWorkerRequest*, v1::Worker*) override;

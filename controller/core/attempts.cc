@@ -379,6 +379,16 @@ void RequestCheckpoint(CoreState& state, JobRecord& job, Now now) {
   SendToWorkers(state, attempt, WishesMessage(job, attempt));
 }
 
+void SendProfileWish(CoreState& state, JobRecord& job) {
+  internal::v1::ControllerToWorker message;
+  internal::v1::SendProfile& send = *message.mutable_profile();
+  send.set_job_uid(job.uid());
+  send.set_attempt(job.current->number());
+  send.mutable_wish()->set_id(job.profile->id());
+  send.mutable_wish()->set_steps(job.profile->steps());
+  SendToWorkers(state, *job.current, message);
+}
+
 void SendPlanToRanks(CoreState& state, JobRecord& job) {
   if (job.current.has_value()) {
     SendToWorkers(state, *job.current, PlanMessage(job, *job.current));

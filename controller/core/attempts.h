@@ -26,6 +26,8 @@ void StartAttempt(CoreState& state, JobRecord& job, const std::vector<RankPlacem
 void StopForVerb(CoreState& state, JobRecord& job, Now now);
 
 void RequestCheckpoint(CoreState& state, JobRecord& job, Now now);
+// To the workers of the current attempt. REQUIRES: job.current and job.profile.
+void SendProfileWish(CoreState& state, JobRecord& job);
 void SendPlanToRanks(CoreState& state, JobRecord& job);
 
 // The current attempt with that number, or nullptr: the fence.

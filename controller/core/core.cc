@@ -360,6 +360,14 @@ absl::StatusOr<Core::LogTarget> Core::FindLog(const std::string& name, std::int3
   return WithDetail(FailedPreconditionError(StrCat(job->job().name(), " ", what)), "NO_LOGS");
 }
 
+absl::StatusOr<v1::JobProfile> Core::StartProfile(const ProfileArgs& args, Now now) {
+  return octavo::StartProfile(state_, args, now);
+}
+
+absl::StatusOr<v1::JobProfile> Core::ReadProfile(const v1::GetProfileRequest& request) {
+  return octavo::ReadProfile(state_, request);
+}
+
 absl::Status Core::AskLog(const std::string& name, const internal::v1::LogRequest& request) {
   ASSIGN_OR_RETURN(JobRecord * job, FindJob(state_, name));
   const v1::Attempt* attempt = nullptr;

@@ -23,6 +23,7 @@
 #include "controller/core/jobs.h"
 #include "controller/core/plans.h"
 #include "controller/core/policy_verbs.h"
+#include "controller/core/profiles.h"
 #include "controller/core/queries.h"
 #include "controller/core/state.h"
 #include "controller/core/workers.h"
@@ -67,6 +68,10 @@ class Core {
   };
   absl::StatusOr<LogTarget> FindLog(const std::string& name, std::int32_t attempt);
   absl::Status AskLog(const std::string& name, const internal::v1::LogRequest& request);
+
+  // Time by layer and operation of a running job's next steps (profiles.h).
+  absl::StatusOr<v1::JobProfile> StartProfile(const ProfileArgs& args, Now now);
+  absl::StatusOr<v1::JobProfile> ReadProfile(const v1::GetProfileRequest& request);
 
   // Workers.
   void WorkerMessage(SessionId session, const internal::v1::WorkerToController& message, Now now);

@@ -25,6 +25,7 @@
 #include "controller/core/rendezvous.h"
 #include "controller/scheduler/placement.h"
 #include "controller/store/job_store.h"
+#include "octavo/v1/job_service.pb.h"
 #include "proto/jobs/job_state.h"
 #include "proto/limits.h"
 #include "proto/precision/plan.h"
@@ -82,6 +83,7 @@ struct JobRecord {
   int watchers = 0;
   double step_seconds_mean = 0;  // exponential, for rates and ETA
   std::string mismatch_warned;   // newest warning about ranks that disagree
+  std::optional<v1::JobProfile> profile;  // newest; not stored
   PrecisionPlan newest_plan;     // the value of plans.back(), for the policy and placement
   std::vector<Recipe> recipes;   // distinct ones of newest_plan
 

@@ -10,6 +10,7 @@
 #include "controller/core/attempts.h"
 #include "controller/core/jobs.h"
 #include "controller/core/plans.h"
+#include "controller/core/profiles.h"
 #include "controller/core/progress.h"
 #include "proto/convert/error_detail.h"
 #include "proto/spec/names.h"
@@ -300,6 +301,13 @@ void OnWorkerMessage(CoreState& state, SessionId session,
       JobRecord* job = FindJobByUid(state, message.telemetry().job_uid());
       if (CurrentAttempt(job, message.telemetry().attempt()) != nullptr) {
         OnTelemetry(state, *job, worker.name, message.telemetry().snapshot(), now);
+      }
+      break;
+    }
+    case internal::v1::WorkerToController::kProfile: {
+      JobRecord* job = FindJobByUid(state, message.profile().job_uid());
+      if (CurrentAttempt(job, message.profile().attempt()) != nullptr) {
+        OnRankProfile(*job, message.profile().profile());
       }
       break;
     }

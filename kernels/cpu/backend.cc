@@ -1,6 +1,7 @@
 #include "kernels/cpu/backend.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,8 +17,9 @@ namespace {
 
 constexpr std::int64_t kAlignment = 64;
 
-void* Allocate(OpsContext*, std::int64_t bytes, Memory) {
+void* Allocate(OpsContext* context, std::int64_t bytes, Memory) {
   OCTAVO_CHECK(bytes >= 0, "allocate: %lld bytes", static_cast<long long>(bytes));
+  ++Get(context).allocations;
   // aligned_alloc(64, 0) may give null, which would read as out of memory.
   return std::aligned_alloc(
       kAlignment, static_cast<std::size_t>(RoundUp(std::max<std::int64_t>(bytes, 1), kAlignment)));
@@ -37,7 +39,7 @@ void Zero(OpsContext*, void* data, std::int64_t bytes) {
   }
 }
 
-void Synchronize(OpsContext*) {}
+void Synchronize(OpsContext* context) { ++Get(context).synchronizations; }
 
 int PollError(OpsContext*, char*, std::int64_t) { return 0; }
 
@@ -66,6 +68,30 @@ void RangePush(OpsContext*, const char*) {}
 void RangePop(OpsContext*) {}
 void* Stream(OpsContext*) { return nullptr; }
 
+void Counters(OpsContext* context, OpsCounters* counters) {
+  const Context& c = Get(context);
+  *counters = {.allocations = c.allocations, .synchronizations = c.synchronizations, .plans = 0};
+  for (const Scratch* scratch : {&c.operand_a, &c.operand_b, &c.product, &c.wide_c, &c.block,
+                                 &c.row, &c.codes, &c.band_codes}) {
+    counters->allocations += scratch->growths();
+  }
+}
+
+// Operations run as they are called, so a mark is the time of its call.
+int ReserveMarks(OpsContext* context, std::int32_t count) {
+  std::vector<double>& marks = Get(context).marks;
+  marks.resize(std::max(marks.size(), static_cast<std::size_t>(count)));
+  return 0;
+}
+void Mark(OpsContext* context, std::int32_t index) {
+  Get(context).marks[static_cast<std::size_t>(index)] =
+      std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+double MarkSeconds(OpsContext* context, std::int32_t from, std::int32_t to) {
+  const std::vector<double>& marks = Get(context).marks;
+  return marks[static_cast<std::size_t>(to)] - marks[static_cast<std::size_t>(from)];
+}
+
 void StatsReset(OpsContext*, StatSlot* slots, std::int64_t count) {
   std::fill_n(slots, count, StatSlot{});
 }
@@ -85,6 +111,10 @@ constexpr Ops kOps = {
     .range_push = RangePush,
     .range_pop = RangePop,
     .stream = Stream,
+    .counters = Counters,
+    .reserve_marks = ReserveMarks,
+    .mark = Mark,
+    .mark_seconds = MarkSeconds,
     .stats_reset = StatsReset,
 };
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <vector>
 
 #include "base/check.h"
 #include "kernels/ops.h"
@@ -29,16 +30,18 @@ class Scratch {
     if (bytes > bytes_) {
       std::free(data_);
       data_ = std::aligned_alloc(64, static_cast<std::size_t>(bytes));
+      ++growths_;
       OCTAVO_CHECK(data_ != nullptr, "no memory for %lld bytes of scratch",
                    static_cast<long long>(bytes));
       bytes_ = bytes;
     }
     return static_cast<T*>(data_);
   }
+  std::int64_t growths() const { return growths_; }
 
  private:
   void* data_ = nullptr;
-  std::int64_t bytes_ = 0;
+  std::int64_t bytes_ = 0, growths_ = 0;
 };
 
 // One thread uses a context at a time.
@@ -46,6 +49,8 @@ struct Context final : OpsContext {
   Scratch operand_a, operand_b, product, wide_c;  // FP32 panels of the matrix products
   Scratch block, row;                             // FP32: a 128×128 block; one row
   Scratch codes, band_codes;                      // FP8: a 128×128 block; 128 rows
+  std::int64_t allocations = 0, synchronizations = 0;
+  std::vector<double> marks;  // seconds of the steady clock
 };
 
 inline Context& Get(OpsContext* context) { return *static_cast<Context*>(context); }

@@ -37,6 +37,7 @@ void* Allocate(OpsContext* context, std::int64_t bytes, Memory memory) {
   OCTAVO_CHECK(bytes >= 0, "allocate: %lld bytes", static_cast<long long>(bytes));
   const std::size_t size = static_cast<std::size_t>(bytes > 0 ? bytes : 1);
   void* data = nullptr;
+  ++context->allocations;
   const cudaError_t status =
       memory == Memory::kDevice ? cudaMalloc(&data, size) : cudaMallocHost(&data, size);
   if (status == cudaErrorMemoryAllocation) {
@@ -73,6 +74,7 @@ void Zero(OpsContext* context, void* data, std::int64_t bytes) {
 }
 
 void Synchronize(OpsContext* context) {
+  ++context->synchronizations;
   context->Record(cudaStreamSynchronize(context->stream), "synchronize");
 }
 
@@ -128,6 +130,36 @@ void RangePush(OpsContext*, const char* name) { nvtxRangePushA(name); }
 void RangePop(OpsContext*) { nvtxRangePop(); }
 void* Stream(OpsContext* context) { return context->stream; }
 
+void Counters(OpsContext* context, OpsCounters* counters) {
+  *counters = {.allocations = context->allocations,
+               .synchronizations = context->synchronizations,
+               .plans = context->plans};
+}
+
+int ReserveMarks(OpsContext* context, std::int32_t count) {
+  while (context->marks.size() < static_cast<std::size_t>(count)) {
+    cudaEvent_t event = nullptr;
+    if (cudaEventCreate(&event) != cudaSuccess) {
+      (void)cudaGetLastError();  // a profile that cannot be taken is not a fault of the step
+      return 1;
+    }
+    context->marks.push_back(event);
+  }
+  return 0;
+}
+void Mark(OpsContext* context, std::int32_t index) {
+  context->Record(cudaEventRecord(context->marks[static_cast<std::size_t>(index)], context->stream),
+                  "mark");
+}
+double MarkSeconds(OpsContext* context, std::int32_t from, std::int32_t to) {
+  float milliseconds = 0;
+  context->Record(
+      cudaEventElapsedTime(&milliseconds, context->marks[static_cast<std::size_t>(from)],
+                           context->marks[static_cast<std::size_t>(to)]),
+      "mark");
+  return 1e-3 * static_cast<double>(milliseconds);
+}
+
 // The state of a new slot is all zeros (stats.h).
 void StatsReset(OpsContext* context, StatSlot* slots, std::int64_t count) {
   Zero(context, slots, count * static_cast<std::int64_t>(sizeof(StatSlot)));
@@ -149,8 +181,18 @@ Ops MakeOps() {
   ops.range_push = RangePush;
   ops.range_pop = RangePop;
   ops.stream = Stream;
+  ops.counters = Counters;
+  ops.reserve_marks = ReserveMarks;
+  ops.mark = Mark;
+  ops.mark_seconds = MarkSeconds;
   ops.stats_reset = StatsReset;
-#define OCTAVO_FILL(field, Name, Args) ops.field = Name;
+  // An NVTX range each: with no tool attached it is a load and a branch.
+#define OCTAVO_FILL(field, Name, Args)                    \
+  ops.field = [](OpsContext* context, const Args& args) { \
+    nvtxRangePushA(#field);                               \
+    Name(context, args);                                  \
+    nvtxRangePop();                                       \
+  };
   OCTAVO_COMPUTE_OPS(OCTAVO_FILL)
 #undef OCTAVO_FILL
   return ops;
@@ -204,6 +246,9 @@ void Free(OpsContext* context) {
   }
   if (context->fork != nullptr) {
     (void)cudaEventDestroy(context->fork);
+  }
+  for (cudaEvent_t mark : context->marks) {
+    (void)cudaEventDestroy(mark);
   }
   (void)cudaFree(context->own_gemm_workspace);
   (void)cudaFree(context->scratch);

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "kernels/ops.h"
 
@@ -49,6 +50,8 @@ struct OpsContext {
   std::int64_t scratch_bytes = 0;
   std::unique_ptr<cuda::GemmPlans, cuda::GemmPlansDeleter> gemm_plans;
   std::unique_ptr<cuda::AttentionPlans, cuda::AttentionPlansDeleter> attention_plans;
+  std::vector<cudaEvent_t> marks;
+  std::int64_t allocations = 0, synchronizations = 0, plans = 0;
   // Constant after the first error; read by poll_error of the owning thread.
   std::string error;
 

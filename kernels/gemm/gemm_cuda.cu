@@ -224,6 +224,7 @@ bool MultiplyLt(OpsContext* context, const Lane& lane, const Product& p) {
   GemmPlans::Plan* plan = context->gemm_plans->Find(key);
   if (plan == nullptr) {
     plan = context->gemm_plans->Add(key);
+    ++context->plans;
     Choose(context, p, a, b, key, plan);
   }
   if (!plan->usable) {

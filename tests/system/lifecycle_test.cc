@@ -3,6 +3,8 @@
 
 #include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 
 #include "tests/system/temp_cluster.h"
 
@@ -155,6 +157,28 @@ TEST(Lifecycle, CheckpointOnRequestAppears) {
   EXPECT_EQ(cluster.Cli({"checkpoints", "verify", job.progress().checkpoint_path()}).exit_code, 0);
   cluster.Cli({"cancel", "test"});
   cluster.WaitForEnd("test");
+}
+
+TEST(Lifecycle, ProfileOfARunningJobNamesItsOperations) {
+  TempCluster cluster({.workers = 2});
+  cluster.Submit(cluster.Spec({.steps = 5000, .recipe = "fp8_flow"}));
+  cluster.WaitFor("test", Reaches(3), "step 3");
+  const std::string json = cluster.dir() + "/profile.json";
+  const auto shown = cluster.Cli({"profile", "test", "--steps", "2", "--output", json});
+  EXPECT_EQ(shown.exit_code, 0) << shown.err;
+  for (const char* text : {"grouped_gemm", "all_to_all_v", "attention_forward", "ms a step",
+                           "every product ran in the precision that the plan asks for"}) {
+    EXPECT_NE(shown.out.find(text), std::string::npos) << text << "\n" << shown.out;
+  }
+  std::ifstream file(json);
+  const std::string all((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  EXPECT_NE(all.find("\"complete\": true"), std::string::npos);
+  EXPECT_NE(all.find("\"layer 1\""), std::string::npos);
+  cluster.Cli({"cancel", "test"});
+  cluster.WaitForEnd("test");
+  const auto late = cluster.Cli({"profile", "test"});
+  EXPECT_NE(late.exit_code, 0);
+  EXPECT_NE(late.err.find("must be RUNNING"), std::string::npos) << late.err;
 }
 
 TEST(Lifecycle, BadSpecsChangeNothingAndNameTheField) {

@@ -113,6 +113,9 @@ void Agent::On(const FromController& event) {
     case iv1::ControllerToWorker::kWishes:
       OnWishes(message.wishes());
       break;
+    case iv1::ControllerToWorker::kProfile:
+      OnProfile(message.profile());
+      break;
     case iv1::ControllerToWorker::kKv:
       OnKvReply(message.kv());
       break;

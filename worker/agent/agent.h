@@ -90,6 +90,7 @@ class Agent {
   void OnStopRank(const iv1::StopRank& stop);
   void OnPlan(const iv1::SendPlan& plan);
   void OnWishes(const iv1::SendWishes& wishes);
+  void OnProfile(const iv1::SendProfile& profile);
   void OnKvReply(const iv1::RankKeyValueReply& reply);
 
   void OnHello(std::int64_t stream, const RankKey& key);

@@ -148,6 +148,17 @@ void Agent::OnWishes(const iv1::SendWishes& wishes) {
   }
 }
 
+// Not kept: a rank that is not connected has no steps to time, and a person asks again.
+void Agent::OnProfile(const iv1::SendProfile& profile) {
+  for (const auto& [key, rank] : ranks_) {
+    if (key.job_uid == profile.job_uid() && key.attempt == profile.attempt() && rank.connected()) {
+      iv1::WorkerToRank message;
+      *message.mutable_profile() = profile.wish();
+      out_.push_back(SendToRank{rank.stream(), std::move(message)});
+    }
+  }
+}
+
 void Agent::OnKvReply(const iv1::RankKeyValueReply& reply) {
   const RankKey key = KeyOf(reply);
   if (pending_kv_.erase({key, reply.reply().id()}) == 0) {
@@ -415,6 +426,13 @@ void Agent::OnRankBody(RankProcess& rank, const iv1::RankToWorker& message) {
     case iv1::RankToWorker::kAttemptStart:
       *address(report.mutable_attempt_start())->mutable_start() = message.attempt_start();
       AddReliable(std::move(report));
+      break;
+    case iv1::RankToWorker::kProfile:
+      up.mutable_profile()->set_job_uid(key.job_uid);
+      up.mutable_profile()->set_attempt(key.attempt);
+      *up.mutable_profile()->mutable_profile() = message.profile();
+      up.mutable_profile()->mutable_profile()->set_rank(key.rank);
+      SendOrBuffer(std::move(up));
       break;
     case iv1::RankToWorker::kOutcome:
       rank.outcome = message.outcome();

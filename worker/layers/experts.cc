@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/ops_range.h"
 #include "worker/precision/quantizer.h"
 
 namespace octavo {
@@ -164,6 +165,7 @@ void Experts::Forward(const LayerContext& ctx, const ExpertsScratch& scratch, co
 
 Operand Experts::FromRows(const LayerContext& ctx, const RowGroups& groups,
                           const ColumnRequest& r) const {
+  const OpsRange range(ctx.backend, Name(r.op).data());
   const OpSite site{shape_.layer, r.op};
   Operand operand{.row = r.row};
   if (IsCastingFree(r.recipe) && WgradIsFp8(r.recipe)) {

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "kernels/ops_range.h"
 #include "worker/precision/quantizer.h"
 
 namespace octavo {
@@ -10,6 +11,13 @@ namespace {
 bool WgradIsFp8(const Recipe& recipe) {
   return recipe.is_fp8() && recipe.wgrad == WgradPrecision::kFp8;
 }
+
+// Names are of literals, so data() ends with a zero.
+class SiteRange final : public OpsRange {
+ public:
+  SiteRange(const LayerContext& ctx, const OpSite& site)
+      : OpsRange(ctx.backend, Name(site.op).data()) {}
+};
 
 GemmOperand High(const LayerContext& ctx, const void* data, bool k_contiguous) {
   return {.data = data, .dtype = ctx.act, .k_contiguous = k_contiguous};
@@ -50,6 +58,7 @@ GemmOperand Product::Weight(const LayerContext& ctx, const Recipe& recipe, GemmP
 
 void Product::Fprop(const LayerContext& ctx, const Operand& x, const RowGroups& groups,
                     void* y) const {
+  const SiteRange range(ctx, shape_.site);
   const Recipe& recipe = *ctx.Resolve(shape_.site).executed;
   Count(ctx, GemmPass::kFprop, groups);
   if (ctx.record && ctx.energies && ctx.shadows != nullptr) {
@@ -85,6 +94,7 @@ void Product::Fprop(const LayerContext& ctx, const Operand& x, const RowGroups& 
 
 void Product::Dgrad(const LayerContext& ctx, const Operand& dy, const RowGroups& groups,
                     void* dx) const {
+  const SiteRange range(ctx, shape_.site);
   const Recipe& recipe = *ctx.Resolve(shape_.site).executed;
   Count(ctx, GemmPass::kDgrad, groups);
   const GemmOperand a = recipe.is_fp8() ? GemmOperand{.quant = dy.row} : High(ctx, dy.high, true);
@@ -117,6 +127,7 @@ void Product::Dgrad(const LayerContext& ctx, const Operand& dy, const RowGroups&
 
 void Product::Wgrad(const LayerContext& ctx, const Operand& dy, const Operand& x,
                     const RowGroups& groups) const {
+  const SiteRange range(ctx, shape_.site);
   const Recipe& recipe = *ctx.Resolve(shape_.site).executed;
   Count(ctx, GemmPass::kWgrad, groups);
   const bool fp8 = WgradIsFp8(recipe);
@@ -198,6 +209,7 @@ void MeasureShadows(const LayerContext& ctx, const OpSite& site, Tensor tensor, 
 }
 
 Operand Cast(const LayerContext& ctx, const CastRequest& r) {
+  const SiteRange range(ctx, r.site);
   Operand operand{.high = r.x};
   const QuantizeRule rule = ActivationRule(r.recipe, r.tensor);
   const std::int64_t rows = r.groups.padded_rows;

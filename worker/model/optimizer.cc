@@ -5,22 +5,22 @@
 
 namespace octavo {
 
-Optimizer::Optimizer(const Backend& backend, const OptimizerOptions& options, Arena& arena)
+Optimizer::Optimizer(const Backend& backend, const OptimizerOptions& options, Arena& arena,
+                     Arena& pinned)
     : backend_(backend),
       options_(options),
-      grad_factor_(arena.Take<float>(1)),
-      skip_(arena.Take<std::int32_t>(1)) {}
+      control_(arena.Take<Control>(1)),
+      host_control_(pinned.Take<Control>(2)) {}
 
 void Optimizer::SetControl(float factor, bool skip) {
-  const std::int32_t flag = skip ? 1 : 0;
-  const auto send = [this](void* dst, const void* src) {
-    backend_.ops->copy(backend_.context,
-                       {.dst = dst, .src = src, .bytes = 4, .kind = CopyKind::kToDevice});
-  };
-  send(grad_factor_, &factor);
-  send(skip_, &flag);
-  // The words are on this stack frame; the step waits for the device here anyway.
-  backend_.ops->synchronize(backend_.context);
+  // The words of the step before may still be on their way; those before it are not, because every
+  // pass ends with a wait for its sums.
+  half_ = 1 - half_;
+  host_control_[half_] = {.grad_factor = factor, .skip = skip ? 1 : 0};
+  backend_.ops->copy(backend_.context, {.dst = control_,
+                                        .src = &host_control_[half_],
+                                        .bytes = sizeof(Control),
+                                        .kind = CopyKind::kToDevice});
 }
 
 void Optimizer::Apply(Parameters& parameters, double lr, std::int64_t t) {
@@ -39,8 +39,8 @@ void Optimizer::Apply(Parameters& parameters, double lr, std::int64_t t) {
                                            .eps = options_.eps,
                                            .weight_decay = p.decay ? options_.weight_decay : 0.0f,
                                            .t = t,
-                                           .grad_factor = grad_factor_,
-                                           .skip = skip_});
+                                           .grad_factor = &control_->grad_factor,
+                                           .skip = &control_->skip});
   }
 }
 

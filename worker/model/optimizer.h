@@ -18,17 +18,15 @@ struct OptimizerOptions {
   DType moment_dtype = DType::kF32;  // kF32 or kBF16
 };
 
-// Not thread-safe. Device memory of the two control words comes from `arena`.
+// Not thread-safe. Memory of the two control words comes from the arenas (device, pinned).
 class Optimizer {
  public:
-  Optimizer(const Backend& backend, const OptimizerOptions& options, Arena& arena);
+  Optimizer(const Backend& backend, const OptimizerOptions& options, Arena& arena, Arena& pinned);
 
-  // Sets the device words from the host. factor multiplies every gradient (global-norm clipping:
-  // min(1, max_norm / norm)); skip: the next Apply changes nothing.
+  // Sets the device words from the host, without waiting for the device; once a step. factor
+  // multiplies every gradient (global-norm clipping: min(1, max_norm / norm)); skip: the next Apply
+  // changes nothing.
   void SetControl(float factor, bool skip);
-  // The device words, for a collective that writes them without the host.
-  float* grad_factor() { return grad_factor_; }
-  std::int32_t* skip() { return skip_; }
 
   // t: 1-based count of applied steps, this one included. Writes masters, moments and copies.
   void Apply(Parameters& parameters, double lr, std::int64_t t);
@@ -38,8 +36,13 @@ class Optimizer {
  private:
   const Backend backend_;
   const OptimizerOptions options_;
-  float* grad_factor_;
-  std::int32_t* skip_;
+  struct Control {
+    float grad_factor;
+    std::int32_t skip;
+  };
+  Control* control_;       // on the device
+  Control* host_control_;  // two steps, in turn
+  int half_ = 0;
 };
 
 // min(1, max_norm/norm); 1 when max_norm is 0 (clipping off).

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "base/str.h"
+#include "kernels/ops_range.h"
 #include "worker/model/execution_order.h"
 #include "worker/model/precision_sync.h"
 #include "worker/model/transformer_impl.h"
@@ -64,6 +65,7 @@ void Transformer::RestartPass(std::span<const std::int32_t> bf16_layers) {
 }
 
 void Transformer::ApplyOptimizer(const OptimizerStep& step) {
+  const OpsRange range(impl_->options_.backend, "optimizer");
   impl_->optimizer_->SetControl(step.grad_factor, step.skip);
   impl_->optimizer_->Apply(impl_->parameters_, step.lr, step.t);
   impl_->weights_->Invalidate();

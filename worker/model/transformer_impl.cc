@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "base/str.h"
+#include "kernels/ops_range.h"
 #include "worker/model/execution_order.h"
 #include "worker/model/model_check.h"
 #include "worker/model/precision_sync.h"
@@ -54,7 +55,8 @@ absl::Status TransformerImpl::Build() {
 
   ASSIGN_OR_RETURN(parameters_, Parameters::Create(model, run, options_.optimizer.moment_dtype,
                                                    backend, parameter_arena_));
-  optimizer_ = std::make_unique<Optimizer>(backend, options_.optimizer, parameter_arena_);
+  optimizer_ =
+      std::make_unique<Optimizer>(backend, options_.optimizer, parameter_arena_, pinned_arena_);
   const auto exchange = [&](Communicator* comm, std::int64_t bytes) {
     return std::make_unique<Exchange>(backend, comm, bytes, communication_arena_, pinned_arena_);
   };
@@ -144,6 +146,7 @@ absl::Status TransformerImpl::SetPlan(const PrecisionPlan& plan) {
 }
 
 void TransformerImpl::StartPass() {
+  const OpsRange range(options_.backend, "begin");
   microbatch_ = 0;
   tokens_counted_ = 0;
   aux_loss_ = z_loss_ = 0;
@@ -168,14 +171,20 @@ absl::Status TransformerImpl::Run(const std::int32_t* tokens, const std::int32_t
       .loss_sum = sums_,
       .training = training};
   const auto begin = std::chrono::steady_clock::now();
-  RETURN_IF_ERROR(decoder_->Forward(context_, &pass));
+  {
+    const OpsRange range(options_.backend, training ? "forward" : "evaluate");
+    RETURN_IF_ERROR(decoder_->Forward(context_, &pass));
+  }
   if (!training) {
     return absl::OkStatus();
   }
   aux_loss_ += pass.aux_loss;
   z_loss_ += pass.z_loss;
   const auto middle = std::chrono::steady_clock::now();
-  RETURN_IF_ERROR(decoder_->Backward(context_, pass));
+  {
+    const OpsRange range(options_.backend, "backward");
+    RETURN_IF_ERROR(decoder_->Backward(context_, pass));
+  }
   phase_seconds_.forward += std::chrono::duration<double>(middle - begin).count();
   phase_seconds_.backward +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - middle).count();
@@ -194,6 +203,7 @@ double TransformerImpl::ReadLoss() {
 
 absl::StatusOr<PassResult> TransformerImpl::FinishPass() {
   const Backend& backend = options_.backend;
+  const OpsRange range(backend, "gradients");
   RETURN_IF_ERROR(Annotate(world_->AllReduce(parameters_.dense_grad(), parameters_.dense_elements(),
                                              DType::kF32, ReduceOp::kSum),
                            "reducing dense gradients"));
@@ -258,6 +268,7 @@ void TransformerImpl::CarryNonfinite() {
 absl::Status TransformerImpl::EndStep(bool applied) {
   const Backend& backend = options_.backend;
   const ModelConfig& model = options_.model;
+  const OpsRange range(backend, "windows");
   std::fill(context_.held.begin(), context_.held.end(), 0);
   weights_->Invalidate();
   if (!applied) {

@@ -135,6 +135,11 @@ void WorkerSession::ReadLoop() {
             wishes_.stop_without_checkpoint || w.stop_without_checkpoint();
         break;
       }
+      case iv1::WorkerToRank::kProfile:
+        if (message.profile().id() > profile_.id) {
+          profile_ = {.id = message.profile().id(), .steps = message.profile().steps()};
+        }
+        break;
       case iv1::WorkerToRank::kKv:
         if (const auto asked = replies_.find(message.kv().id()); asked != replies_.end()) {
           asked->second = message.kv();
@@ -162,6 +167,11 @@ void WorkerSession::Stamp(iv1::RankToWorker* message) const {
   message->set_job_uid(options_.job_uid);
   message->set_attempt(options_.attempt);
   message->set_rank(options_.rank);
+}
+
+ProfileRequest WorkerSession::profile() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return profile_;
 }
 
 RankWishes WorkerSession::wishes() const {

@@ -46,6 +46,7 @@ class WorkerSession final : public TrainingHost, public KeyValueStore {
 
   // TrainingHost.
   RankWishes wishes() const override;
+  ProfileRequest profile() const override;
   std::optional<PrecisionPlan> TakePlan() override;
   bool TryReport(iv1::RankToWorker message) override;
   void Deliver(iv1::RankToWorker message) override;
@@ -81,6 +82,7 @@ class WorkerSession final : public TrainingHost, public KeyValueStore {
   bool assigned_ = false;
   bool broken_ = false;
   RankWishes wishes_;
+  ProfileRequest profile_;
   std::optional<PrecisionPlan> plan_;
   std::int64_t next_request_ = 1;
   std::map<std::int64_t, std::optional<iv1::KeyValueReply>> replies_;  // asked; value: answered

@@ -12,7 +12,7 @@
 
 namespace octavo {
 
-// Not thread-safe. Memory: microbatches · 2 · tokens · 4 bytes, pinned and on the device.
+// Not thread-safe. Memory: microbatches · 2 · tokens · 4 bytes on the device, twice that pinned.
 class TokenFeed {
  public:
   // RESOURCE_EXHAUSTED when the arenas are full.
@@ -20,7 +20,8 @@ class TokenFeed {
                                           std::int32_t microbatches, std::int64_t tokens,
                                           Arena& device, Arena& pinned);
 
-  // Loads and sends all microbatches of the step (0-based).
+  // Loads and sends all microbatches of the step (0-based), without waiting for the device. Between
+  // two calls somebody waits for the device (a pass does, at its end).
   absl::Status LoadStep(std::int64_t step);
   const std::int32_t* tokens(std::int32_t microbatch) const {
     return device_ + microbatch * 2 * tokens_;
@@ -46,7 +47,8 @@ class TokenFeed {
   std::vector<std::int64_t> target_counts_;  // [microbatches]
   std::int64_t step_targets_ = 0;
   std::int32_t* device_ = nullptr;
-  std::int32_t* pinned_ = nullptr;
+  std::int32_t* pinned_ = nullptr;  // two steps, in turn
+  int half_ = 0;
 };
 
 }  // namespace octavo

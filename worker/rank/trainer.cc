@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "base/str.h"
 #include "worker/rank/failure.h"
+#include "worker/rank/profiler.h"
 
 namespace octavo {
 namespace {
@@ -55,6 +56,7 @@ absl::StatusOr<StepResult> Trainer::Step() {
   const Transformer::PhaseSeconds phases = model_->phase_seconds();
   const double dispatch = setup_.all_to_all_seconds == nullptr ? 0 : *setup_.all_to_all_seconds;
 
+  BeginProfiledStep();
   RETURN_IF_ERROR(feed_->LoadStep(step));
   model_->BeginStep({.target_tokens = feed_->step_targets(), .sample_sqnr = sample});
   StepResult result;
@@ -90,6 +92,7 @@ absl::StatusOr<StepResult> Trainer::Step() {
        .skip = !applied});
   RETURN_IF_ERROR(model_->EndStep(applied));
   const double optimizer_seconds = SecondsSince(optimizer_begin);
+  EndProfiledStep();
   if (sample) {
     reporter_->AddSample(*model_);
   }
@@ -124,6 +127,33 @@ absl::StatusOr<StepResult> Trainer::Step() {
   RETURN_IF_ERROR(checkpointer_->Poll(all.save_busy));
   RETURN_IF_ERROR(ApplyAgreedPlan(all));
   return result;
+}
+
+void Trainer::BeginProfiledStep() {
+  OpProfiler* const profiler = setup_.profiler;
+  if (profiler == nullptr) {
+    return;
+  }
+  const ProfileRequest request = setup_.host->profile();
+  if (request.id > served_profile_) {
+    served_profile_ = request.id;
+    profiler->Begin(request, state_.step + 1, model_->executed());
+  }
+  if (profiler->active()) {
+    profiler->BeginStep();
+  }
+}
+
+void Trainer::EndProfiledStep() {
+  OpProfiler* const profiler = setup_.profiler;
+  if (profiler != nullptr && profiler->timing()) {
+    profiler->EndStep(model_->executed());
+  }
+  if (profiler != nullptr && profiler->done()) {
+    iv1::RankToWorker message;
+    *message.mutable_profile() = profiler->Take();
+    setup_.host->Deliver(std::move(message));
+  }
 }
 
 absl::StatusOr<ControlVector> Trainer::RunPass(int pass) {

@@ -68,6 +68,8 @@ class Trainer {
   void FillReport(const ControlVector& control, const StepResult& result, double lr,
                   double seconds);
   RankWishes PollWishes();
+  void BeginProfiledStep();
+  void EndProfiledStep();
 
   const TrainingSetup setup_;
   Arena device_, pinned_;
@@ -82,6 +84,7 @@ class Trainer {
   TrainState state_;
   std::int64_t snapshot_from_ = 1;  // first step of the current telemetry interval
   std::int64_t agreed_checkpoint_wish_ = 0, served_checkpoint_wish_ = 0;
+  std::int64_t served_profile_ = 0;
   double validation_loss_;
   iv1::StepReport report_;  // of the last step
 };

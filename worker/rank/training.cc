@@ -13,6 +13,8 @@
 #include "base/str.h"
 #include "proto/convert/precision.h"
 #include "worker/rank/failure.h"
+#include "worker/rank/profiled_communicator.h"
+#include "worker/rank/profiler.h"
 #include "worker/rank/trainer.h"
 
 namespace octavo {
@@ -56,6 +58,25 @@ absl::Status CheckBlasCores(const TrainingSetup& setup, HostCollectives& world) 
                                               "); set OPENBLAS_CORETYPE for all octavo-worker to "
                                               "one that every host can run"));
 }
+
+// Groups that share a communicator go on sharing one.
+class ProfiledComms {
+ public:
+  explicit ProfiledComms(const ModelComms& given) : comms_(given) {
+    for (Communicator** comm : {&comms_.world, &comms_.expert_parallel, &comms_.expert_data}) {
+      std::unique_ptr<ProfiledCommunicator>& wrapped = by_inner_[*comm];
+      if (wrapped == nullptr) {
+        wrapped = std::make_unique<ProfiledCommunicator>(*comm);
+      }
+      *comm = wrapped.get();
+    }
+  }
+  const ModelComms& comms() const { return comms_; }
+
+ private:
+  ModelComms comms_;
+  std::map<const Communicator*, std::unique_ptr<ProfiledCommunicator>> by_inner_;
+};
 
 // Steps until the end, a wish to leave, or an error. `outcome` is filled in as far as it got.
 absl::Status Loop(Trainer& trainer, TrainingOutcome* outcome) {
@@ -101,6 +122,11 @@ absl::Status Run(const TrainingSetup& given, TrainingOutcome* outcome) {
   if (given.hooks.ops) {
     setup.backend.ops = given.hooks.ops(given.backend);
   }
+  OpProfiler profiler(setup.backend);
+  setup.profiler = &profiler;
+  setup.backend.ops = profiler.ops();
+  const ProfiledComms comms(given.comms);
+  setup.comms = comms.comms();
   Arena device(setup.backend, "start");
   HostCollectives world(setup.backend, setup.comms.world, device);
   RETURN_IF_ERROR(CheckBlasCores(given, world));

@@ -33,6 +33,8 @@ struct TrainingHooks {
   std::function<void(std::int64_t step, int pass, Transformer& model)> before_finish_pass;
 };
 
+class OpProfiler;
+
 struct TrainingSetup {
   TrainingConfig config;
   PrecisionPlan plan;  // newest this rank was given; rank 0's is the one all begin with
@@ -43,6 +45,7 @@ struct TrainingSetup {
   FileSystem* fs = nullptr;
   std::string blas_core;  // recorded in checkpoints
   TrainingHooks hooks;
+  OpProfiler* profiler = nullptr;  // RunTraining's own
 };
 
 struct TrainingOutcome {

@@ -25,11 +25,19 @@ struct RankWishes {
   std::int64_t sequence = 0;
 };
 
+// Time every operation of the next `steps` steps. An id is served once.
+struct ProfileRequest {
+  std::int64_t id = 0;  // 0: none
+  std::int32_t steps = 0;
+};
+
 // Thread-safe.
 class TrainingHost {
  public:
   virtual ~TrainingHost() = default;
   virtual RankWishes wishes() const = 0;
+  // The newest one that was asked for.
+  virtual ProfileRequest profile() const { return {}; }
   // The newest plan that arrived after the last call, if any.
   virtual std::optional<PrecisionPlan> TakePlan() = 0;
 

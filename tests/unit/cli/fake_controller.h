@@ -41,6 +41,13 @@ class FakeController final : public v1::JobService::Service {
   std::function<absl::Status(const v1::ListWorkersRequest&, v1::ListWorkersResponse*)> workers;
   std::function<absl::Status(const v1::GetPrecisionRequest&, v1::JobPrecision*)> precision;
   std::function<absl::Status(const v1::SetPrecisionRequest&, v1::SetPrecisionResponse*)> set;
+  std::function<absl::Status(const v1::ListPlansRequest&, v1::ListPlansResponse*)> plans;
+  std::function<absl::Status(const v1::ListEventsRequest&, v1::ListEventsResponse*)> events;
+  std::function<absl::Status(const v1::SetPolicyRequest&, v1::JobPrecision*)> set_policy;
+  std::function<absl::Status(const v1::ReplayPolicyRequest&, v1::ReplayPolicyResponse*)> replay;
+  std::function<absl::Status(const v1::GetHealthRequest&, v1::JobHealth*)> health;
+  std::function<absl::Status(const v1::ProfileJobRequest&, v1::JobProfile*)> profile;
+  std::function<absl::Status(const v1::GetProfileRequest&, v1::JobProfile*)> get_profile;
   std::function<absl::Status(const v1::WatchJobRequest&, grpc::ServerWriter<v1::JobEvent>*)> watch;
   std::function<absl::Status(const v1::ReadLogsRequest&, grpc::ServerWriter<v1::LogChunk>*)> logs;
   std::string authorization;  // of the last call
@@ -72,6 +79,34 @@ class FakeController final : public v1::JobService::Service {
   grpc::Status SetPrecision(grpc::ServerContext* context, const v1::SetPrecisionRequest* request,
                             v1::SetPrecisionResponse* response) override {
     return Answer(context, set, *request, response);
+  }
+  grpc::Status ListPlans(grpc::ServerContext* context, const v1::ListPlansRequest* request,
+                         v1::ListPlansResponse* response) override {
+    return Answer(context, plans, *request, response);
+  }
+  grpc::Status ListEvents(grpc::ServerContext* context, const v1::ListEventsRequest* request,
+                          v1::ListEventsResponse* response) override {
+    return Answer(context, events, *request, response);
+  }
+  grpc::Status SetPolicy(grpc::ServerContext* context, const v1::SetPolicyRequest* request,
+                         v1::JobPrecision* response) override {
+    return Answer(context, set_policy, *request, response);
+  }
+  grpc::Status ReplayPolicy(grpc::ServerContext* context, const v1::ReplayPolicyRequest* request,
+                            v1::ReplayPolicyResponse* response) override {
+    return Answer(context, replay, *request, response);
+  }
+  grpc::Status GetHealth(grpc::ServerContext* context, const v1::GetHealthRequest* request,
+                         v1::JobHealth* response) override {
+    return Answer(context, health, *request, response);
+  }
+  grpc::Status ProfileJob(grpc::ServerContext* context, const v1::ProfileJobRequest* request,
+                          v1::JobProfile* response) override {
+    return Answer(context, profile, *request, response);
+  }
+  grpc::Status GetProfile(grpc::ServerContext* context, const v1::GetProfileRequest* request,
+                          v1::JobProfile* response) override {
+    return Answer(context, get_profile, *request, response);
   }
   grpc::Status WatchJob(grpc::ServerContext* context, const v1::WatchJobRequest* request,
                         grpc::ServerWriter<v1::JobEvent>* writer) override {

@@ -523,6 +523,31 @@ TEST_F(AgentTest, KeyValueRequestsSurviveAReconnectAndTimeOutHere) {
   EXPECT_THAT(to_ranks_[0].message.kv().error(), HasSubstr("gloo/0"));
 }
 
+TEST_F(AgentTest, AProfileIsAskedOfTheJobsRanksAndItsAnswerTravelsWithTheirNumber) {
+  Register();
+  StartAndConnect(a_, 0, 1);
+  StartAndConnect(b_, 1, 2);
+  FromController wish;
+  iv1::SendProfile& profile = *wish.message.mutable_profile();
+  profile.set_job_uid(a_.job_uid);
+  profile.set_attempt(2);
+  profile.mutable_wish()->set_id(9);
+  Do(wish);
+  EXPECT_TRUE(to_ranks_.empty()) << "of another attempt";
+  profile.set_attempt(1);
+  Do(wish);
+  ASSERT_EQ(to_ranks_.size(), 2u);
+  EXPECT_EQ(to_ranks_[0].message.profile().id(), 9);
+  FromRank answer = Message(b_, 2);
+  answer.message.mutable_profile()->set_id(9);
+  Do(answer);
+  ASSERT_EQ(sent_.size(), 1u);
+  EXPECT_EQ(sent_[0].profile().job_uid(), a_.job_uid);
+  EXPECT_EQ(sent_[0].profile().attempt(), 1);
+  EXPECT_EQ(sent_[0].profile().profile().rank(), 1);
+  EXPECT_EQ(sent_[0].profile().profile().id(), 9);
+}
+
 TEST_F(AgentTest, OrphanedRanksGetTheStopWishAfterTheGraceAndNotBefore) {
   Restart(2, /*orphan_grace_ms=*/60'000);
   Register();

@@ -32,6 +32,14 @@ class RecordingHost final : public TrainingHost {
     const std::lock_guard lock(mutex_);
     return wishes_;
   }
+  ProfileRequest profile() const override {
+    const std::lock_guard lock(mutex_);
+    return profile_;
+  }
+  void WishProfile(const ProfileRequest& request) {
+    const std::lock_guard lock(mutex_);
+    profile_ = request;
+  }
   std::optional<PrecisionPlan> TakePlan() override {
     const std::lock_guard lock(mutex_);
     return std::exchange(plan_, std::nullopt);
@@ -82,6 +90,15 @@ class RecordingHost final : public TrainingHost {
     }
     return out;
   }
+  std::vector<v1::RankProfile> profiles() const {
+    std::vector<v1::RankProfile> out;
+    for (const auto& m : messages()) {
+      if (m.has_profile()) {
+        out.push_back(m.profile());
+      }
+    }
+    return out;
+  }
   std::vector<iv1::CheckpointDone> checkpoints() const {
     std::vector<iv1::CheckpointDone> out;
     for (const auto& m : messages()) {
@@ -98,6 +115,7 @@ class RecordingHost final : public TrainingHost {
  private:
   mutable std::mutex mutex_;
   RankWishes wishes_;
+  ProfileRequest profile_;
   std::optional<PrecisionPlan> plan_;
   std::vector<iv1::RankToWorker> messages_;
 };
