@@ -165,7 +165,7 @@ fi
 if wants resume; then
   # N ranks, then N/2, N, 2N (two ranks a GPU: Gloo), each going on from the one before with its whole state.
   part=$((steps / 2 > 0 ? steps / 2 : 1))
-  [ "$device" = cpu ] || worker gpus-b "$device" "$gpus"
+  worker gpus-b "$device" "$gpus"
   for recipe in bf16 fp8_flow; do
     name=${recipe//_/-}
     submit "whole-$name" "$recipe" "$gpus" cpu $((4 * part))

@@ -48,11 +48,17 @@ void FaultyFileSystem::FailNextSync(std::string_view path_part) {
   fail_sync_of_ = std::string(path_part);
 }
 
+void FaultyFileSystem::TurnReadOnly() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  read_only_ = true;
+}
+
 void FaultyFileSystem::ClearFaults() {
   std::lock_guard<std::mutex> lock(mutex_);
   full_at_bytes_ = stop_at_bytes_ = stop_at_operations_ = kNever;
   fail_sync_of_.reset();
   stopped_ = false;
+  read_only_ = false;
 }
 
 void FaultyFileSystem::LosePower() {
@@ -91,7 +97,7 @@ absl::Status FaultyFileSystem::BeginOperation(std::string_view what) {
     return AbortedError(StrCat(what, ": simulated kill"));
   }
   ++operations_;
-  return absl::OkStatus();
+  return read_only_ ? ErrnoStatus(EROFS, std::string(what)) : absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<WritableFile>> FaultyFileSystem::Open(const std::string& path,

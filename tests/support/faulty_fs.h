@@ -1,4 +1,4 @@
-// A FileSystem that breaks on command: full disk, kill at any instant, power cut.
+// A FileSystem that breaks on command: full disk, read-only, kill at any instant, power cut.
 //
 //   FaultyFileSystem fs(&PosixFileSystem::Get());
 //   fs.FailWritesAfterBytes(1000);          // ENOSPC: the write that crosses 1000 bytes is cut
@@ -39,6 +39,7 @@ class FaultyFileSystem final : public FileSystem {
 
   void FailWritesAfterBytes(
       std::int64_t bytes);                       // counted from now; space returns with ClearFaults
+  void TurnReadOnly();                           // as after an error of the device: EROFS
   void StopAfterBytes(std::int64_t bytes);       // counted from now
   void StopAfterOperations(std::int64_t count);  // counted from now
   void FailNextSync(std::string_view path_part);  // one Sync of a path containing it: EIO
@@ -96,6 +97,7 @@ class FaultyFileSystem final : public FileSystem {
   std::int64_t stop_at_operations_ = kNever;
   std::optional<std::string> fail_sync_of_;
   bool stopped_ = false;
+  bool read_only_ = false;
 };
 
 }  // namespace octavo

@@ -285,6 +285,28 @@ TEST(CheckpointStoreTest, AFullDiskIsReportedAndLosesNothing) {
   EXPECT_EQ(UsableSteps(Posix(), dir.path()), (Steps{20, 10}));
 }
 
+// At the start of a save, or in its middle: the device failed and the kernel remounted it.
+TEST(CheckpointStoreTest, AReadOnlyDiskIsReportedAndLosesNothing) {
+  TempDir dir;
+  ASSERT_TRUE(Save(Posix(), dir.path(), 10, 1).ok());
+  FaultyFileSystem fs(&Posix());
+  fs.TurnReadOnly();
+  const absl::Status refused = Save(fs, dir.path(), 20, 1);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_NE(Message(refused).find("Read-only file system"), std::string::npos) << Message(refused);
+  EXPECT_EQ(UsableSteps(Posix(), dir.path()), (Steps{10}));
+  fs.ClearFaults();
+  ShardWriter writer(fs);
+  writer.Start({.folder = dir.File("q"), .tensors = {Tensor("a", 1000, 2)}});
+  ASSERT_TRUE(writer.Finish().ok());
+  fs.TurnReadOnly();
+  writer.Start({.folder = dir.File("q"), .tensors = {Tensor("a", 1000, 2)}});
+  EXPECT_EQ(writer.Finish().status().code(), absl::StatusCode::kPermissionDenied);
+  fs.ClearFaults();
+  EXPECT_TRUE(Save(fs, dir.path(), 20, 1).ok());  // writable again
+  EXPECT_EQ(UsableSteps(Posix(), dir.path()), (Steps{20, 10}));
+}
+
 TEST(ShardWriterTest, WritesInTheBackgroundAndReturnsTheDigestOrTheError) {
   TempDir dir;
   FaultyFileSystem fs(&Posix());

@@ -49,6 +49,53 @@ TEST(StartFromTest, ANewJobHasTheWeightsAndNothingElseOfTheOther) {
   EXPECT_EQ(second.host().steps().back().step(), 2);
 }
 
+// With the whole state a new job is the continuation of the other, whatever its ranks: the same
+// losses as the job that was never interrupted, bit for bit when the layout is the same.
+TEST(StartFromTest, TheWholeStateGoesOnWhereTheOtherJobStoodWithOtherRanks) {
+  TestJob whole;
+  const std::int64_t half = whole.config.steps;
+  whole.config.steps = 2 * half;
+  EXPECT_ALL_OK(whole.Run(2, 2));
+  const auto expected = whole.host().steps();
+
+  TestJob first;
+  first.config.schedule = whole.config.schedule;
+  EXPECT_ALL_OK(first.Run(2, 2));
+  for (const auto& [ranks, expert_parallel] :
+       {std::pair{2, 2}, std::pair{1, 1}, std::pair{4, 2}, std::pair{4, 4}}) {
+    TestJob second;
+    second.config.job_uid = "another";
+    second.config.schedule = whole.config.schedule;
+    second.config.steps = 2 * half;
+    second.config.checkpoint.start_from = first.dir.File("checkpoints");
+    second.config.checkpoint.start_all = true;
+    EXPECT_ALL_OK(second.Run(ranks, expert_parallel));
+    const auto& steps = second.host().steps();
+    ASSERT_EQ(steps.size(), static_cast<std::size_t>(half));
+    EXPECT_EQ(steps.front().step(), half + 1);
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const auto& at = expected[static_cast<std::size_t>(half) + i];
+      if (ranks == 2) {
+        EXPECT_EQ(steps[i].loss(), at.loss()) << "step " << steps[i].step();
+      } else {
+        // Sums in another order: training_test.cc allows 1e-4 after two steps, here are six.
+        EXPECT_NEAR(steps[i].loss(), at.loss(), 1e-3 * at.loss())
+            << ranks << " ranks, step " << steps[i].step();
+      }
+    }
+  }
+
+  // Another batch would show data twice: three ranks make three sequences a step, not four.
+  TestJob other;
+  other.config.job_uid = "another";
+  other.config.steps = 2 * half;
+  other.config.checkpoint.start_from = first.dir.File("checkpoints");
+  other.config.checkpoint.start_all = true;
+  const auto outcomes = other.Run(3, 1);
+  EXPECT_FALSE(outcomes[0].ok());
+  EXPECT_THAT(outcomes[0].message, HasSubstr("train.global_batch must be the same"));
+}
+
 TEST(StartFromTest, AnotherArchitectureIsRefusedWithTheFieldsThatDiffer) {
   TestJob first;
   EXPECT_ALL_OK(first.Run());
