@@ -176,7 +176,7 @@ void CheckIdentity(const v1::JobSpec& spec, SpecFindings& findings) {
   CheckPath("checkpoint.start_from", spec.checkpoint().start_from(), findings);
   if (Sound(findings, {"checkpoint.start_from", "checkpoint.start_state"}) &&
       spec.checkpoint().start_state() == "all" && spec.checkpoint().start_from().empty()) {
-    findings.Add("checkpoint.start_state", "all",
+    findings.Add("checkpoint.start_state", Quoted(spec.checkpoint().start_state()),
                  "has no meaning without checkpoint.start_from; valid: name one, or leave it out");
   }
   if (Sound(findings, {"data.path", "checkpoint.path"}) && !spec.data().path().empty() &&

@@ -76,6 +76,8 @@ const BadSpec kBadSpecs[] =
          R"(job.yaml:25:9: data.path: found "data/text"; valid: an absolute path, the same on every worker (a worker does not run in your folder))"},
         {"SamePathTwice", "path: /ckpt/demo", "path: /data/text", "", "",
          R"(job.yaml:27:9: checkpoint.path: found "/data/text"; is the dataset's path too; valid: a folder of its own)"},
+        {"StartStateOfNothing", "path: /ckpt/demo", "path: /ckpt/demo\n  start_state: all", "", "",
+         R"(job.yaml:28:16: checkpoint.start_state: found "all"; has no meaning without checkpoint.start_from; valid: name one, or leave it out)"},
         {"ExpertParallelAgainstRanks", "expert_parallel: 2", "expert_parallel: 3", "", "",
          R"(job.yaml:16:20: parallel.expert_parallel: found 3; does not divide parallel.ranks (2); valid: 1, 2)"},
         {"ExpertParallelAgainstExperts", "num_experts: 8", "num_experts: 7", "", "",
