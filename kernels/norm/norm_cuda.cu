@@ -3,7 +3,9 @@
 // Forward: 32, 64 or 256 threads a row, which stays in registers between the sum of squares and the
 // product. y is computed from the rounded h, as stored.
 // Backward: a persistent grid; each block walks over rows and keeps its share of dw in registers,
-// columns split over the threads; partial dw [blocks, cols] are added in block order.
+// columns split over the threads; partial dw [blocks, cols] are added in block order. Narrow rows
+// go to warps, which need no barrier; the adding kernel is launched while the rows still run and
+// waits for them on the device (programmatic dependent launch), which hides its start.
 #include "base/check.h"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/device.cuh"
@@ -100,10 +102,96 @@ __global__ void __launch_bounds__(256) rms_norm_forward_kernel(RmsNormForwardArg
   }
 }
 
-// Blocks of the backward grid: as many as are resident on the reference card. Also the rows of the
-// workspace, so narrow rows may have more.
+// Blocks of the backward grid: about as many as are resident on the reference card, and a divisor
+// of the usual numbers of rows, so that none has a row more than the others. Also the rows of the
+// workspace.
 constexpr int BackwardBlocks(std::int64_t cols) {
-  return cols <= 1024 ? 792 : cols <= 2048 ? 396 : 264;
+  return cols <= 1024 ? 256 : cols <= 2048 ? 512 : 264;
+}
+
+// The add kernel may start: it waits for the end of this grid all the same.
+__device__ __forceinline__ void LetNextStart() { cudaTriggerProgrammaticLaunchCompletion(); }
+
+inline constexpr int kNarrowWarps = 8;
+
+// A warp a row, kVectors vectors of 8 columns a lane. The warps' dw are added in order in shared
+// memory [cols].
+template <class T, int kVectors>
+__global__ void __launch_bounds__(kNarrowWarps * 32, sizeof(T) == 2 ? 2 : 1)
+    rms_norm_backward_narrow_kernel(RmsNormBackwardArgs a, float* partial) {
+  __shared__ float dw_sum[kVectors * 8][32];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  float dw[kVectors][8] = {};
+  for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kNarrowWarps + warp; row < a.rows;
+       row += static_cast<std::int64_t>(gridDim.x) * kNarrowWarps) {
+    Raw8<T> h_raw[kVectors], dy_raw[kVectors], res_raw[kVectors];
+    const float rstd = a.rstd[row];
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      const std::int64_t col = (lane + u * 32) * 8;
+      ZeroRaw(h_raw[u]);
+      ZeroRaw(dy_raw[u]);
+      ZeroRaw(res_raw[u]);
+      if (col < a.cols) {
+        LoadRawPlain(static_cast<const T*>(a.h) + row * a.ld_h + col, h_raw[u]);
+        LoadRawPlain(static_cast<const T*>(a.dy) + row * a.ld_dy + col, dy_raw[u]);
+        if (a.d_residual != nullptr) {
+          LoadRawPlain(static_cast<const T*>(a.d_residual) + row * a.cols + col, res_raw[u]);
+        }
+      }
+    }
+    float sum = 0;
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      const std::int64_t col = (lane + u * 32) * 8;
+      if (col < a.cols) {
+        float w[8], h[8], dy[8];
+        Load8Plain(a.w + col, w);
+        Unpack(h_raw[u], h);
+        Unpack(dy_raw[u], dy);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          sum += dy[j] * w[j] * h[j];
+          dw[u][j] += dy[j] * (h[j] * rstd);
+        }
+      }
+    }
+    sum = WarpSum(sum);
+    const float mean = sum * rstd / static_cast<float>(a.cols);
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      const std::int64_t col = (lane + u * 32) * 8;
+      if (col < a.cols) {
+        float w[8], h[8], dy[8], res[8], dx[8];
+        Load8Plain(a.w + col, w);
+        Unpack(h_raw[u], h);
+        Unpack(dy_raw[u], dy);
+        Unpack(res_raw[u], res);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          dx[j] = rstd * (dy[j] * w[j] - h[j] * rstd * mean) + res[j];
+        }
+        Store8(static_cast<T*>(a.dx) + row * a.ld_dx + col, dx);
+      }
+    }
+  }
+  for (int turn = 0; turn < kNarrowWarps; ++turn) {
+    if (warp == turn) {
+#pragma unroll
+      for (int u = 0; u < kVectors; ++u) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          float& at = dw_sum[u * 8 + j][lane];
+          at = turn == 0 ? dw[u][j] : at + dw[u][j];
+        }
+      }
+    }
+    __syncthreads();
+  }
+  for (int i = threadIdx.x; i < a.cols; i += kNarrowWarps * 32) {
+    partial[blockIdx.x * a.cols + i] = dw_sum[i / 256 * 8 + (i & 7)][i / 8 % 32];
+  }
+  LetNextStart();
 }
 
 // A block walks over rows blockIdx.x, + gridDim.x, …, kRows at a time (independent loads in flight,
@@ -203,14 +291,16 @@ __global__ void __launch_bounds__(kThreads)
       Store8(partial + blockIdx.x * a.cols + col, dw[u]);
     }
   }
+  LetNextStart();
 }
 
-// dw[c] += Σ_b partial[b, c]: 32 columns a block, 32 threads a column over the blocks.
-__global__ void __launch_bounds__(1024)
+// dw[c] += Σ_b partial[b, c]: 16 columns a block, 32 threads a column over the blocks.
+__global__ void __launch_bounds__(512)
     add_columns_kernel(const float* partial, int blocks, std::int64_t cols, float* dw) {
-  __shared__ float part[32][33];
-  const int c = threadIdx.x & 31, w = threadIdx.x >> 5;
-  const std::int64_t col = static_cast<std::int64_t>(blockIdx.x) * 32 + c;
+  __shared__ float part[32][17];
+  const int c = threadIdx.x & 15, w = threadIdx.x >> 4;
+  const std::int64_t col = static_cast<std::int64_t>(blockIdx.x) * 16 + c;
+  cudaGridDependencySynchronize();
   float sum = 0;
   if (col < cols) {
 #pragma unroll 8
@@ -246,20 +336,34 @@ void LaunchForward(cudaStream_t stream, const RmsNormForwardArgs& a) {
 template <class T>
 void LaunchBackward(cudaStream_t stream, const RmsNormBackwardArgs& a) {
   float* partial = static_cast<float*>(a.workspace);
-  const int most = BackwardBlocks(a.cols);
-  const unsigned blocks = static_cast<unsigned>(a.rows < most ? a.rows : most);
+  const std::int64_t most = BackwardBlocks(a.cols);
+  const std::int64_t wanted = a.cols <= 1024 ? CeilDiv(a.rows, kNarrowWarps) : a.rows;
+  const unsigned blocks = static_cast<unsigned>(wanted < most ? wanted : most);
   constexpr int kWide = sizeof(T) == 2 ? 1 : 2;  // FP32 rows take twice the registers
-  if (a.cols <= 1024) {
-    rms_norm_backward_kernel<T, 128, 1, 4 / kWide><<<blocks, 128, 0, stream>>>(a, partial);
+  if (a.cols <= 256) {
+    rms_norm_backward_narrow_kernel<T, 1><<<blocks, kNarrowWarps * 32, 0, stream>>>(a, partial);
+  } else if (a.cols <= 512) {
+    rms_norm_backward_narrow_kernel<T, 2><<<blocks, kNarrowWarps * 32, 0, stream>>>(a, partial);
+  } else if (a.cols <= 1024) {
+    rms_norm_backward_narrow_kernel<T, 4><<<blocks, kNarrowWarps * 32, 0, stream>>>(a, partial);
   } else if (a.cols <= 2048) {
-    rms_norm_backward_kernel<T, 256, 1, 4 / kWide><<<blocks, 256, 0, stream>>>(a, partial);
+    rms_norm_backward_kernel<T, 256, 1, 2 / kWide><<<blocks, 256, 0, stream>>>(a, partial);
   } else if (a.cols <= 4096) {
     rms_norm_backward_kernel<T, 256, 2, 2 / kWide><<<blocks, 256, 0, stream>>>(a, partial);
   } else {
     rms_norm_backward_kernel<T, 256, 4, 1><<<blocks, 256, 0, stream>>>(a, partial);
   }
-  add_columns_kernel<<<Blocks(a.cols, 32), 1024, 0, stream>>>(partial, static_cast<int>(blocks),
-                                                              a.cols, a.dw);
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(Blocks(a.cols, 16));
+  config.blockDim = dim3(512);
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  (void)cudaLaunchKernelEx(&config, add_columns_kernel, static_cast<const float*>(partial),
+                           static_cast<int>(blocks), a.cols, a.dw);  // read by Launched
 }
 
 }  // namespace

@@ -139,6 +139,7 @@ struct DenseSource {
   using Loaded = Raw8<T>;
   using Kept = Raw8<T>;
   using Magnitude = std::conditional_t<sizeof(T) == 2, Packed, Wide>;
+  static constexpr bool kComputes = false;
   // Loaded as 16-byte vectors, and where vector v of (row, col) lies.
   static constexpr int kVectors = sizeof(T) / 2;
   __device__ __forceinline__ const void* Address(std::int64_t row, std::int64_t col, int v) const {
@@ -281,10 +282,11 @@ __global__ void __launch_bounds__(256, 4) quantize_row_kernel(Source source, Qua
       max(std::int64_t{0}, min(std::int64_t{kRowsPerBlock}, owner.real_end - row0)));
 
   int stage = 0;
-  for (int half = 0; half < 2; ++half) {
+  const auto row_of_warp = [&](int half) {
     const int rr = warp + half * 8;
     const std::int64_t row = row0 + rr;
     const bool real = rr < real_rows_here, there = rr < rows_here;
+    const float row_factor = half == 0 ? factor[0] : factor[1];
     std::uint8_t* out = p.row.q + row * p.row.ld;
     for (int it = 0; it < per_row; ++it) {
       const int c0 = it * 256 * kUnroll;
@@ -299,7 +301,7 @@ __global__ void __launch_bounds__(256, 4) quantize_row_kernel(Source source, Qua
         for (int v = 0; v < kVectors; ++v) {
           words[v] = stages[(stage * kStageVectors + u * kVectors + v) * 32];
         }
-        kept[u] = Source::Keep(loaded, factor[half]);
+        kept[u] = Source::Keep(loaded, row_factor);
         if (!real) {
           Source::ZeroKept(kept[u]);  // padding, whatever it holds
         }
@@ -373,6 +375,16 @@ __global__ void __launch_bounds__(256, 4) quantize_row_kernel(Source source, Qua
         }
       }
     }
+  };
+  if constexpr (Source::kComputes) {
+#pragma unroll 1  // two copies of a long body are slower than one (measured)
+    for (int half = 0; half < 2; ++half) {
+      row_of_warp(half);
+    }
+  } else {
+    for (int half = 0; half < 2; ++half) {
+      row_of_warp(half);
+    }
   }
   const std::int64_t last = min(row0 + kRowsPerBlock, p.rows);
   if (kTile > 0) {
@@ -431,23 +443,39 @@ __device__ __forceinline__ void WriteTransposed(const std::uint8_t* smem, int co
 
 // ---------------------------------------------------------------- rows and columns
 
-// Thread (lane16, slot): 8 columns of 8 consecutive rows.
+// Tiles go down bands of kBand column tiles, columns fastest within a band: reads are long runs,
+// and column-wise pieces of neighbouring tiles are written at about the same time.
+inline constexpr unsigned kBand = 8;
+__device__ __forceinline__ void TileOfBlock(std::int64_t rows, std::int64_t cols,
+                                            std::int64_t* row0, std::int64_t* col0) {
+  const unsigned row_tiles = static_cast<unsigned>((rows + 127) / 128);
+  const unsigned col_tiles = static_cast<unsigned>((cols + 127) / 128);
+  const unsigned band = blockIdx.x / (row_tiles * kBand);
+  const unsigned in = blockIdx.x - band * row_tiles * kBand;
+  const unsigned width = min(kBand, col_tiles - band * kBand);
+  *row0 = static_cast<std::int64_t>(in / width) * 128;
+  *col0 = static_cast<std::int64_t>(band * kBand + in % width) * 128;
+}
+
+// Thread (lane16, slot): 8 columns of 8 consecutive rows. Blocks on an SM: as many as their
+// registers allow (without spilling).
 template <class Source, int kTile, bool kRow, bool kE5M2>
-__global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 ? 3 : 2)
+__global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 && kTile > 0 ? 3 : 2)
     quantize_tile_kernel(Source source, QuantizeParams p) {
   using M = typename Source::Magnitude;
   constexpr int kDivisor = kTile > 0 ? kTile : 128;
   constexpr int kPerEdge = 128 / kDivisor;  // dequant_scales along an edge of the block's tile
   __shared__ __align__(16) std::uint8_t codes_t[128 * 128];
   __shared__ __align__(16) std::uint32_t col_part[8][128];
-  __shared__ float row_marked[kPerEdge][128], col_marked[kPerEdge][128];
+  __shared__ __align__(16) float row_marked[kPerEdge][128], col_marked[kPerEdge][128];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int lane16 = threadIdx.x & 15, slot = threadIdx.x >> 4;
-  const unsigned col_tiles = static_cast<unsigned>((p.cols + 127) / 128);
-  const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x / col_tiles) * 128;
-  const std::int64_t col0 = static_cast<std::int64_t>(blockIdx.x % col_tiles) * 128;
+  std::int64_t row0, col0;
+  TileOfBlock(p.rows, p.cols, &row0, &col0);
   const std::int64_t col = col0 + lane16 * 8, first = row0 + slot * 8;
-  const bool col_in = col < p.cols;
+  const bool col_in = kTile == 128 || col < p.cols;  // 128-wide tiles are whole
+  const int rows_here =
+      static_cast<int>(max(std::int64_t{0}, min(std::int64_t{8}, p.rows - first)));
   ThreadStats stats;
 
   typename Source::Kept kept[8];
@@ -457,7 +485,7 @@ __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 ? 3 :
     float factor[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const bool there = first + i < p.rows && col_in;
+      const bool there = i < rows_here && col_in;
       factor[i] = there ? source.RowFactor(first + i) : 0.0f;
       if (there) {
         source.Load(first + i, col, loaded[i]);
@@ -559,7 +587,7 @@ __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 ? 3 :
         float v[8];
         Source::Values(kept[i], v);
         const uint2 codes = Encode8<kE5M2>(v, quant_scale[i]);
-        if (first + i < p.rows) {
+        if (i < rows_here) {
           *reinterpret_cast<uint2*>(out + i * p.row.ld) = codes;
         }
         if (i < real) {
@@ -584,10 +612,23 @@ __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 ? 3 :
     }
     __syncthreads();
   }
+  float col_quant[8];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    // 16 bytes at a time: single words, 8 apart, would meet in banks.
+    float4 four = make_float4(given, given, given, given);
+    if constexpr (kTile > 0) {
+      four =
+          *reinterpret_cast<const float4*>(&col_marked[slot * 8 / kDivisor][lane16 * 8 + half * 4]);
+    }
+    col_quant[half * 4] = fabsf(four.x);
+    col_quant[half * 4 + 1] = fabsf(four.y);
+    col_quant[half * 4 + 2] = fabsf(four.z);
+    col_quant[half * 4 + 3] = fabsf(four.w);
+  }
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const float quant_scale =
-        kTile > 0 ? fabsf(col_marked[slot * 8 / kDivisor][lane16 * 8 + j]) : given;
+    const float quant_scale = col_quant[j];
     float v[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -611,7 +652,7 @@ __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 ? 3 :
     }
   }
   __syncthreads();
-  const int columns = static_cast<int>(min(std::int64_t{128}, p.cols - col0));
+  const int columns = kTile == 128 ? 128 : static_cast<int>(min(std::int64_t{128}, p.cols - col0));
   WriteTransposed<256>(codes_t, columns, p.col.q + col0 * p.col.ld + row0, p.col.ld);
   if (kTile > 0) {
     for (int i = threadIdx.x; i < kPerEdge * 128; i += 256) {

@@ -36,6 +36,7 @@ struct SwigluSource {
   struct Kept {
     float v[8];
   };
+  static constexpr bool kComputes = true;
   static constexpr int kVectors = sizeof(T);  // gate, then up
   __device__ __forceinline__ const void* Address(std::int64_t row, std::int64_t col, int v) const {
     constexpr int kEach = sizeof(T) / 2;
@@ -291,7 +292,7 @@ __global__ void __launch_bounds__(512, 1) swiglu_backward_tile_kernel(BackwardPa
   constexpr int kPerEdge = 128 / kTile;
   __shared__ __align__(16) std::uint8_t codes_t[128 * 128];
   __shared__ std::uint32_t col_part[16][128];
-  __shared__ float row_marked[2][kPerEdge][128], col_marked[2][kPerEdge][128];
+  __shared__ __align__(16) float row_marked[2][kPerEdge][128], col_marked[2][kPerEdge][128];
   const QuantizeParams& q = p.quantize;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int lane16 = threadIdx.x & 15, slot = threadIdx.x >> 4;
@@ -403,15 +404,21 @@ __global__ void __launch_bounds__(512, 1) swiglu_backward_tile_kernel(BackwardPa
     }
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const int c = lane16 * 8 + j;
-      const float quant_scale = fabsf(col_marked[half][slot * 4 / kTile][c]);
-      float y[4];
+    for (int part = 0; part < 2; ++part) {
+      // 16 bytes at a time: single words, 8 apart, would meet in banks.
+      const float4 four = *reinterpret_cast<const float4*>(
+          &col_marked[half][slot * 4 / kTile][lane16 * 8 + part * 4]);
+      const float quant_scale[4] = {fabsf(four.x), fabsf(four.y), fabsf(four.z), fabsf(four.w)};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        y[i] = __fmul_rn(value[half][i][j], quant_scale);
+      for (int j = 0; j < 4; ++j) {
+        float y[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          y[i] = __fmul_rn(value[half][i][part * 4 + j], quant_scale[j]);
+        }
+        StoreTransposed4(codes_t, lane16 * 8 + part * 4 + j, slot,
+                         Encode4<kE5M2>(y[0], y[1], y[2], y[3]));
       }
-      StoreTransposed4(codes_t, c, slot, Encode4<kE5M2>(y[0], y[1], y[2], y[3]));
     }
     __syncthreads();
     const int columns = static_cast<int>(min(std::int64_t{128}, p.f - tile * 128));

@@ -59,7 +59,7 @@ __device__ __forceinline__ int Place(int r, int chunk) { return chunk ^ (r >> 4 
 __global__ void __launch_bounds__(256, 4) transpose_scaled_kernel(TransposeParams p) {
   __shared__ __align__(16) uint4 tile[128][8];
   __shared__ float row_scale[2][128];
-  __shared__ std::uint32_t part[8];
+  __shared__ std::uint32_t part[8], lost_of_warp[8];
   // Consecutive blocks go down the rows: the output's rows are written piece by piece, which memory
   // likes better than reads that are contiguous across blocks (measured).
   const unsigned col_tiles = static_cast<unsigned>(p.cols / 128);
@@ -126,13 +126,19 @@ __global__ void __launch_bounds__(256, 4) transpose_scaled_kernel(TransposeParam
         const unsigned short bits =
             static_cast<unsigned short>(k <= 14 ? (15 - k) << 10 : 1 << (24 - k));
         const __half2 factor = __half2half2(__ushort_as_half(bits));
-        std::uint32_t before[4], nan = 0;
+        std::uint32_t before[4], nan = 0, nonzero = 0x80808080u;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           before[j] = w[j];
           nan |= NanBytes(w[j]);
           w[j] = Rescale4(w[j], factor);
-          lost_bytes += (NonzeroBytes(before[j]) & ~NonzeroBytes(w[j])) >> 7;
+          nonzero &= NonzeroBytes(w[j]);
+        }
+        if (nonzero != 0x80808080u) {  // rare: something is zero, or has become so
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            lost_bytes += (NonzeroBytes(before[j]) & ~NonzeroBytes(w[j])) >> 7;
+          }
         }
         if (nan != 0) {
 #pragma unroll
@@ -184,9 +190,19 @@ __global__ void __launch_bounds__(256, 4) transpose_scaled_kernel(TransposeParam
       __syncthreads();  // the tile is read before it is overwritten
     }
   }
+  // One atomic a block: data that flushes everywhere would wait for its counter.
   lost_total = __reduce_add_sync(kFullMask, lost_total);
-  if (lane == 0 && p.stats != nullptr) {
-    AtomicAddNonzero(&p.stats[owner.group].transpose_flushed, lost_total);
+  if (lane == 0) {
+    lost_of_warp[warp] = lost_total;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0 && p.stats != nullptr) {
+    std::uint32_t lost = 0;
+#pragma unroll
+    for (int w = 0; w < 8; ++w) {
+      lost += lost_of_warp[w];
+    }
+    AtomicAddNonzero(&p.stats[owner.group].transpose_flushed, lost);
   }
 }
 

@@ -1,18 +1,23 @@
 // Trains a small model for some steps and writes what an independent implementation needs to repeat
 // it:
-//   interop_dump_model DIRECTORY FAMILY AUX STEPS
+//   interop_dump_model DIRECTORY FAMILY AUX STEPS [DEVICE RECIPE]
 //     FAMILY mixtral | qwen3_moe; AUX: coefficient of the auxiliary loss (0: off)
+//     DEVICE cpu | cuda (default cpu); RECIPE fp32 | bf16 | … (default fp32)
 //   config.txt   "key value" lines
 //   weights.txt  "name offset dim dim …" lines, elements of weights.bin (FP32, before the first
 //   step) batches.bin  int32 [steps, microbatches, ranks, 2 (input, target), sequences · length]
 //   losses.txt   one line a step: mean token loss, weighted auxiliary loss, gradient norm
-// Two ranks as threads with expert-parallel size 2, two microbatches, FP32.
+// FP32: two ranks as threads with expert-parallel size 2, two microbatches. Otherwise one rank on
+// the device, four microbatches: the same sequences.
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <string>
 
+#include "kernels/arena.h"
 #include "tests/unit/worker/model/model_harness.h"
+#include "worker/comm/self.h"
+#include "worker/rank/backend_loader.h"
 
 namespace octavo::testing {
 namespace {
@@ -37,20 +42,25 @@ void WriteConfig(const Case& c) {
       << "\nlr 0.002\n";
 }
 
+// Input (shift 0) or target (1) tokens of a block: sequences in global order.
+std::vector<std::int32_t> Block(const Case& c, int step, int block, int shift) {
+  std::vector<std::int32_t> part;
+  for (int s = 0; s < c.run.microbatch_sequences; ++s) {
+    const auto tokens = Sequence(c.model.vocab, c.run.sequence_length, step,
+                                 block * c.run.microbatch_sequences + s);
+    part.insert(part.end(), tokens.begin() + shift, tokens.end() - 1 + shift);
+  }
+  return part;
+}
+
 void WriteBatches(const Case& c) {
   std::ofstream out(c.directory + "/batches.bin", std::ios::binary);
   for (int step = 0; step < c.steps; ++step) {
     for (int block = 0; block < c.run.microbatches * c.run.world_size; ++block) {
-      std::vector<std::int32_t> input, target;
-      for (int s = 0; s < c.run.microbatch_sequences; ++s) {
-        const auto tokens = Sequence(c.model.vocab, c.run.sequence_length, step,
-                                     block * c.run.microbatch_sequences + s);
-        input.insert(input.end(), tokens.begin(), tokens.end() - 1);
-        target.insert(target.end(), tokens.begin() + 1, tokens.end());
-      }
-      for (const auto* part : {&input, &target}) {
-        out.write(reinterpret_cast<const char*>(part->data()),
-                  static_cast<std::streamsize>(part->size() * sizeof(std::int32_t)));
+      for (int shift = 0; shift < 2; ++shift) {
+        const std::vector<std::int32_t> part = Block(c, step, block, shift);
+        out.write(reinterpret_cast<const char*>(part.data()),
+                  static_cast<std::streamsize>(part.size() * sizeof(std::int32_t)));
       }
     }
   }
@@ -60,6 +70,7 @@ void WriteBatches(const Case& c) {
 void WriteWeights(const Case& c) {
   RunConfig alone = c.run;
   alone.world_size = alone.expert_parallel = 1;
+  alone.fp32 = true;
   InprocRanks ranks = InprocRanks::Make(1, 1);
   ModelRank rank(c.model, alone, Uniform(c.model, RecipeKind::kFp32), &ranks.ranks[0]);
   std::ofstream index(c.directory + "/weights.txt");
@@ -77,11 +88,69 @@ void WriteWeights(const Case& c) {
   }
 }
 
+absl::StatusOr<std::vector<StepOutcome>> TrainOn(const std::string& device, const Case& c,
+                                                 RecipeKind recipe) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<LoadedBackend> loaded, LoadedBackend::Open(device, 0));
+  const Backend backend = loaded->backend();
+  const auto self = CreateSelfCommunicator();
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<Transformer> model,
+      Transformer::Create(
+          {.model = c.model,
+           .run = c.run,
+           .optimizer = {},
+           .backend = backend,
+           .comms = {.world = self.get(), .expert_parallel = self.get(), .expert_data = self.get()},
+           .plan = Uniform(c.model, recipe)}));
+  model->InitializeParameters();
+  Arena arena(backend, "tokens");
+  const std::int64_t count = c.run.tokens();
+  auto* tokens = arena.Take<std::int32_t>(2 * count);
+  if (tokens == nullptr) {
+    return ResourceExhaustedError("no memory for tokens");
+  }
+  std::vector<StepOutcome> outcomes;
+  for (int step = 0; step < c.steps; ++step) {
+    model->BeginStep({.target_tokens = count * c.run.microbatches, .sample_sqnr = false});
+    for (int block = 0; block < c.run.microbatches; ++block) {
+      for (int shift = 0; shift < 2; ++shift) {
+        const std::vector<std::int32_t> part = Block(c, step, block, shift);
+        backend.ops->copy(backend.context,
+                          {.dst = tokens + shift * count,
+                           .src = part.data(),
+                           .bytes = count * static_cast<std::int64_t>(sizeof(std::int32_t)),
+                           .kind = CopyKind::kToDevice});
+        backend.ops->synchronize(backend.context);  // `part` ends here
+      }
+      RETURN_IF_ERROR(model->ForwardBackward(tokens, tokens + count));
+    }
+    ASSIGN_OR_RETURN(const PassResult pass, model->FinishPass());
+    outcomes.push_back({.loss = pass.loss_sum / static_cast<double>(pass.tokens),
+                        .aux = pass.aux_loss,
+                        .z = pass.z_loss,
+                        .grad_norm = std::sqrt(pass.grad_norm_squared)});
+    model->ApplyOptimizer({.lr = 0.002,
+                           .t = step + 1,
+                           .grad_factor = ClipFactor(pass.grad_norm_squared, 1.0),
+                           .skip = false});
+    RETURN_IF_ERROR(model->EndStep(true));
+  }
+  return outcomes;
+}
+
 int Main(int argc, char** argv) {
-  if (argc != 5) {
-    std::fprintf(stderr, "usage: %s DIRECTORY mixtral|qwen3_moe AUX STEPS\n", argv[0]);
+  if (argc != 5 && argc != 7) {
+    std::fprintf(stderr, "usage: %s DIRECTORY mixtral|qwen3_moe AUX STEPS [cpu|cuda RECIPE]\n",
+                 argv[0]);
     return 2;
   }
+  const std::string device = argc == 7 ? argv[5] : "cpu";
+  const auto recipe = ParseRecipeKind(argc == 7 ? argv[6] : "fp32");
+  if (!recipe.has_value()) {
+    std::fprintf(stderr, "unknown recipe %s\n", argv[6]);
+    return 2;
+  }
+  const bool fp32 = *recipe == RecipeKind::kFp32;
   Case c;
   c.directory = argv[1];
   c.model = SmallModel();
@@ -98,13 +167,23 @@ int Main(int argc, char** argv) {
   c.model.router.aux_scope = AuxLossScope::kMicrobatch;
   c.model.router.aux_coefficient = static_cast<float>(std::atof(argv[3]));
   c.steps = std::atoi(argv[4]);
-  c.run = SmallRun(true);
-  c.run.world_size = c.run.expert_parallel = 2;
-  c.run.microbatches = 2;
+  c.run = SmallRun(fp32);
+  c.run.world_size = c.run.expert_parallel = fp32 ? 2 : 1;
+  c.run.microbatches = fp32 ? 2 : 4;
   WriteConfig(c);
   WriteBatches(c);
   WriteWeights(c);
-  const auto outcomes = Train(c.model, c.run, Uniform(c.model, RecipeKind::kFp32), c.steps, 0.002);
+  std::vector<StepOutcome> outcomes;
+  if (fp32) {
+    outcomes = Train(c.model, c.run, Uniform(c.model, RecipeKind::kFp32), c.steps, 0.002);
+  } else {
+    absl::StatusOr<std::vector<StepOutcome>> trained = TrainOn(device, c, *recipe);
+    if (!trained.ok()) {
+      std::fprintf(stderr, "%s\n", ToString(trained.status()).c_str());
+      return 1;
+    }
+    outcomes = *std::move(trained);
+  }
   std::FILE* losses = std::fopen((c.directory + "/losses.txt").c_str(), "w");
   if (losses == nullptr) {
     std::perror(c.directory.c_str());

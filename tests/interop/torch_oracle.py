@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """The same mixture-of-experts model written plainly in PyTorch, as an oracle for Octavo.
 
-usage: torch_oracle.py PATH_OF_interop_dump_model
+usage: torch_oracle.py PATH_OF_interop_dump_model [DEVICE RECIPE]
 
 For both families, with and without the auxiliary loss: lets the driver train 20 steps in FP32 on two
 ranks (expert-parallel size 2), repeats them here from the same weights on the same batches with the
 same microbatch split, and compares the losses: each within 1e-4.
+
+With DEVICE (cpu, cuda) and RECIPE (bf16) the driver trains with one rank in that precision. It is
+compared with the same FP32 oracle; BF16 keeps 8 bits, so the first loss is within 5e-3, every later
+one within 0.05 (the CPU's largest: 0.018; orders of sums move it), gradient norms within 5 %.
 """
 import os
 import subprocess
@@ -20,7 +24,8 @@ except ImportError:
     sys.exit(77)
 
 STEPS = 20
-TOLERANCE = 1e-4
+# Of a loss at the first step, of later ones; of a gradient norm, relative.
+TOLERANCES = {"fp32": (1e-4, 1e-4, 1e-3), "bf16": (5e-3, 5e-2, 5e-2)}
 
 
 def read_case(folder):
@@ -122,9 +127,9 @@ def forward(tokens, targets, weights, c):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"), aux, z
 
 
-def compare(driver, family, aux):
+def compare(driver, family, aux, device, recipe):
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([driver, folder, family, str(aux), str(STEPS)], check=True)
+        subprocess.run([driver, folder, family, str(aux), str(STEPS), device, recipe], check=True)
         c, weights, batches, reference = read_case(folder)
     assert len(reference) == STEPS, "the driver wrote %d losses" % len(reference)
     matrices = [w for w in weights.values() if w.dim() > 1]
@@ -147,29 +152,32 @@ def compare(driver, family, aux):
         norm = torch.nn.utils.clip_grad_norm_(list(weights.values()), 1.0).item()
         optimizer.step()
         ours_loss, ours_aux, ours_norm = reference[step]
-        for name, ours, theirs, limit in (("loss", ours_loss, loss_sum, TOLERANCE),
-                                          ("auxiliary loss", ours_aux, aux_sum, TOLERANCE),
-                                          ("gradient norm", ours_norm, norm, 1e-3 * norm)):
+        first, later, relative = TOLERANCES[recipe]
+        limit = first if step == 0 else later
+        for name, ours, theirs, limit in (("loss", ours_loss, loss_sum, limit),
+                                          ("auxiliary loss", ours_aux, aux_sum, limit),
+                                          ("gradient norm", ours_norm, norm, relative * norm)):
             if not abs(ours - theirs) <= limit:
                 print("%s, aux %g, step %d: %s is %.7f, torch has %.7f"
                       % (family, aux, step, name, ours, theirs))
                 return False
         worst = max(worst, abs(ours_loss - loss_sum))
-    print("%-10s aux %-5g: %d steps, loss %.4f to %.4f, largest difference %.1e"
-          % (family, aux, STEPS, reference[0][0], reference[-1][0], worst))
+    print("%s %s, %-10s aux %-5g: %d steps, loss %.4f to %.4f, largest difference %.1e"
+          % (device, recipe, family, aux, STEPS, reference[0][0], reference[-1][0], worst))
     return True
 
 
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 4) or (len(sys.argv) == 4 and sys.argv[3] not in TOLERANCES):
         print(__doc__)
         return 2
+    device, recipe = sys.argv[2:] if len(sys.argv) == 4 else ("cpu", "fp32")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     ok = True
     for family in ("mixtral", "qwen3_moe"):
         for aux in (0.0, 0.02):
-            ok = compare(sys.argv[1], family, aux) and ok
+            ok = compare(sys.argv[1], family, aux, device, recipe) and ok
     return 0 if ok else 1
 
 
