@@ -215,11 +215,13 @@ TEST(ProfiledTraining, ProductsThatFellBackToBf16AreNamed) {
   int fallen = 0;
   for (const v1::ProfilePrecision& p : profiles[0].precision()) {
     if (p.planned() != p.executed()) {
-      ++fallen;
-      EXPECT_THAT(p.planned(), ::testing::HasSubstr("fp8_current"));
       EXPECT_EQ(p.executed(), "bf16");
       EXPECT_EQ(p.reason(), "retry after a non-finite value");
-      EXPECT_EQ(p.calls(), 3) << "fprop, dgrad and wgrad of one pass";
+      if (p.op() != "dispatch") {  // a payload, in blocks of its own
+        ++fallen;
+        EXPECT_THAT(p.planned(), ::testing::HasSubstr("fp8_current"));
+        EXPECT_EQ(p.calls(), 3) << "fprop, dgrad and wgrad of one pass";
+      }
     }
   }
   EXPECT_GE(fallen, 2 * 4) << "every product of both layers";
