@@ -157,13 +157,17 @@ TEST_F(NcclGroup, NamesTheOperationThatNobodyJoined) {
 }
 
 // What an aborted operation leaves in memory is not believed: Check says so after the wait, and an
-// abort from another thread ends a wait that nothing else would.
+// abort from another thread ends a wait that nothing else would. All meet once before: NCCL connects
+// in the first operation, and that one would wait for the absent rank in the call itself.
 TEST_F(NcclGroup, AnAbortEndsTheWaitAndItsResultIsNotBelieved) {
   std::atomic<int> done{0};
-  Run(300, [&](Rank& r) {
+  Run(20, [&](Rank& r) {
+    double* value = r.Upload(std::vector<double>{1.0});
+    EXPECT_TRUE(r.comm->AllReduce(value, 1, DType::kF64, ReduceOp::kSum).ok());
+    r.ops().synchronize(r.backend.context);
     if (r.index != r.size - 1) {
-      double* value = r.Upload(std::vector<double>{1.0});
-      ASSERT_TRUE(r.comm->AllReduce(value, 1, DType::kF64, ReduceOp::kSum).ok());
+      const CommResult begun = r.comm->AllReduce(value, 1, DType::kF64, ReduceOp::kSum);
+      EXPECT_TRUE(begun.ok()) << begun.message;
       EXPECT_TRUE(r.comm->Check().ok());
       {
         std::jthread aborts([&r] { r.comm->Abort(); });
@@ -171,7 +175,7 @@ TEST_F(NcclGroup, AnAbortEndsTheWaitAndItsResultIsNotBelieved) {
       }
       const CommResult result = r.comm->Check();
       EXPECT_EQ(result.code, CommResult::Code::kPeerLost) << result.message;
-      EXPECT_NE(result.message.find("all_reduce (call 1)"), std::string::npos) << result.message;
+      EXPECT_NE(result.message.find("all_reduce (call 2)"), std::string::npos) << result.message;
       EXPECT_FALSE(r.comm->Barrier().ok());
       done.fetch_add(1);
       done.notify_all();
