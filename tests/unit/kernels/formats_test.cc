@@ -1,7 +1,6 @@
 // The formats against an exhaustive nearest-even search in FP64, against NVIDIA's host functions,
 // and the vector loops against the scalar definitions under every instruction set of this machine.
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 
 #include <bit>
 #include <cfloat>
@@ -16,6 +15,7 @@
 #include "kernels/formats/e8m0.h"
 #include "kernels/formats/fp8.h"
 #include "kernels/formats/scale.h"
+#include "tests/unit/kernels/targets.h"
 
 #if __has_include(<cuda_fp8.h>)
 #include <cuda_fp8.h>
@@ -262,21 +262,7 @@ TEST(Scale, SaturationCountsWhatTheCastChangedBeyondRounding) {
 }
 
 // Every instruction set that this build has and this machine runs.
-class VectorLoops : public testing::TestWithParam<std::int64_t> {
- protected:
-  void SetUp() override { hwy::SetSupportedTargetsForTest(static_cast<int64_t>(GetParam())); }
-  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
-};
-
-std::vector<std::int64_t> Targets() {
-  std::vector<std::int64_t> targets;
-  std::int64_t supported = hwy::SupportedTargets();
-  while (supported != 0) {
-    targets.push_back(supported & -supported);
-    supported &= supported - 1;
-  }
-  return targets;
-}
+class VectorLoops : public OnTarget {};
 
 TEST_P(VectorLoops, EncodeEqualsTheScalarDefinition) {
   for (const DType format : kFormats) {
@@ -590,10 +576,7 @@ TEST_P(VectorLoops, TransposeBytesMovesEveryByte) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Machine, VectorLoops, testing::ValuesIn(Targets()),
-                         [](const testing::TestParamInfo<std::int64_t>& test) {
-                           return std::string(hwy::TargetName(static_cast<int64_t>(test.param)));
-                         });
+INSTANTIATE_TEST_SUITE_P(Machine, VectorLoops, testing::ValuesIn(Targets()), TargetName);
 
 }  // namespace
 }  // namespace octavo
