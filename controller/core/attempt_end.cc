@@ -25,6 +25,7 @@ int Weight(FailureClass failure) {
   switch (failure) {
     case FailureClass::kNumericFailure:
       return 9;
+    case FailureClass::kSpecRejected:
     case FailureClass::kRankOom:
     case FailureClass::kCheckpointUnusable:
     case FailureClass::kDeviceFault:

@@ -241,6 +241,11 @@ std::string SerializeManifest(const Manifest& manifest) {
       {"blas_core", s.blas_core},
       {"shards", shards},
   };
+  if (manifest.dataset.has_value()) {
+    out["dataset"] = {{"format", manifest.dataset->format},
+                      {"tokens", manifest.dataset->tokens},
+                      {"fingerprint", manifest.dataset->fingerprint}};
+  }
   const std::string body = out.dump();
   out["crc32c"] = Crc32c(body.data(), body.size());
   return out.dump(1) + "\n";
@@ -289,6 +294,13 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view text, const std::string&
        in["shards"].is_array();
   if (!ok) {
     return damaged("a field is missing or has another type");
+  }
+  if (const auto dataset = in.find("dataset"); dataset != in.end()) {
+    DatasetIdentity& d = m.dataset.emplace();
+    if (!dataset->is_object() || !Take(*dataset, "format", &d.format) ||
+        !Take(*dataset, "tokens", &d.tokens) || !Take(*dataset, "fingerprint", &d.fingerprint)) {
+      return damaged("the entry `dataset` is malformed");
+    }
   }
   m.moment_dtype = moments == "BF16" ? DType::kBF16 : DType::kF32;
   for (const json& loss : in["losses"]) {

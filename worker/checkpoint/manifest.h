@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,15 @@ struct ShardFile {
   std::uint32_t crc32c = 0;
 };
 
+// What a job was trained on, so that a resumed one notices when the file was replaced.
+struct DatasetIdentity {
+  std::string format;  // "octavo v1", "megatron", ...
+  std::int64_t tokens = 0;
+  std::uint32_t fingerprint = 0;  // of the contents
+
+  friend bool operator==(const DatasetIdentity&, const DatasetIdentity&) = default;
+};
+
 struct Manifest {
   std::string job_uid, job_name;
   std::int32_t attempt = 0;
@@ -54,6 +64,7 @@ struct Manifest {
   std::int64_t created_unix_micros = 0;
   ModelConfig model;
   TrainState state;
+  std::optional<DatasetIdentity> dataset;  // nothing: written by an import or an older program
   std::vector<ShardFile> shards;
 
   std::int64_t total_bytes() const {
@@ -76,8 +87,8 @@ struct NamedValue {
 std::vector<NamedValue> DescribeModel(const ModelConfig& model);
 // OK, or FAILED_PRECONDITION that lists each field that differs, with both values.
 absl::Status CompareModels(const ModelConfig& saved, const ModelConfig& wanted);
-// The same for weights that another job continues with: initial values and balance losses, which say
-// how a model was trained and not what it computes, may differ.
+// The same for weights that another job continues with: initial values and balance losses, which
+// say how a model was trained and not what it computes, may differ.
 absl::Status CompareArchitectures(const ModelConfig& saved, const ModelConfig& wanted);
 
 }  // namespace octavo

@@ -88,6 +88,8 @@ class OctavoDataset final : public TokenDataset {
   }
 
   absl::Status Verify() const override { return VerifyChunks(0, extent_.tokens_bytes); }
+  // Of the foot, which holds the checksums of the chunks' checksums and of the documents' ends.
+  std::optional<std::uint32_t> stored_checksum() const override { return foot_.foot_crc; }
 
  private:
   absl::Status VerifyChunks(std::int64_t begin, std::int64_t size) const {

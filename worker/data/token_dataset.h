@@ -23,6 +23,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -60,6 +61,8 @@ class TokenDataset {
   virtual absl::Status Read(std::int64_t offset, std::span<std::int32_t> out) const = 0;
   // Verifies every checksum the format has.
   virtual absl::Status Verify() const = 0;
+  // A checksum that the file carries and that covers every token; nothing when the format has none.
+  virtual std::optional<std::uint32_t> stored_checksum() const { return std::nullopt; }
   // The datasets that this one mixes (blend.h); empty for all others.
   virtual std::span<const BlendPart> parts() const { return {}; }
 };

@@ -1,8 +1,11 @@
 #include "worker/rank/checkpointer.h"
 
+#include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "base/clock.h"
@@ -62,7 +65,7 @@ absl::StatusOr<StartPoint> Checkpointer::Begin(Transformer& model,
     scanned = found.status();
     candidates = found.ok() ? *std::move(found) : std::vector<CheckpointInfo>{};
   }
-  RETURN_IF_ERROR(Annotate(options_.world.Agree(DiskError(scanned)), "looking for checkpoints"));
+  RETURN_IF_ERROR(Annotate(options_.world.Agree(InputError(scanned)), "looking for checkpoints"));
 
   // Rank 0 names one candidate after the other; all try it together.
   std::size_t next = 0;
@@ -82,8 +85,8 @@ absl::StatusOr<StartPoint> Checkpointer::Begin(Transformer& model,
     if (path.empty()) {
       break;
     }
-    const absl::Status loaded =
-        options_.world.Agree(DiskError(LoadCandidate(path, model, interrupted, &start.state)));
+    const absl::Status loaded = options_.world.Agree(
+        DiskError(LoadCandidate(path, /*own=*/true, model, interrupted, &start.state)));
     if (loaded.ok()) {
       start.path = path;
       break;
@@ -123,13 +126,13 @@ absl::StatusOr<StartPoint> Checkpointer::Begin(Transformer& model,
       // ones.
       const absl::StatusOr<std::string> newest =
           leader ? FindCheckpoint(options_.fs, other) : std::string();
-      absl::Status loaded = options_.world.Agree(DiskError(newest.status()));
+      absl::Status loaded = options_.world.Agree(InputError(newest.status()));
       if (loaded.ok()) {
         std::string path = *newest;
         RETURN_IF_ERROR(options_.world.Broadcast(&path, 0));
         loaded = options_.world.Agree(
-            DiskError(all ? LoadStartState(path, model, interrupted, &start.state)
-                          : LoadStartWeights(path, model, interrupted)));
+            InputError(all ? LoadStartState(path, model, interrupted, &start.state)
+                           : LoadStartWeights(path, model, interrupted)));
       }
       if (loaded.code() == absl::StatusCode::kCancelled) {
         start.interrupted = true;
@@ -143,17 +146,45 @@ absl::StatusOr<StartPoint> Checkpointer::Begin(Transformer& model,
   }
   saved_step_ = start.path.empty() ? -1 : start.state.step;
   const absl::Status begun = leader ? store_.Begin(start.state.step) : absl::OkStatus();
-  RETURN_IF_ERROR(Annotate(options_.world.Agree(DiskError(begun)), "writing the attempt's marker"));
+  RETURN_IF_ERROR(
+      Annotate(options_.world.Agree(InputError(begun)), "writing the attempt's marker"));
   return start;
 }
 
-absl::Status Checkpointer::LoadCandidate(const std::string& path, Transformer& model,
+absl::Status Checkpointer::InputError(const absl::Status& status) const {
+  return DiskError(MarkIfPermanent(status, options_.config.attempt));
+}
+
+absl::Status Checkpointer::CompareDataset(const Manifest& manifest) const {
+  const DatasetIdentity& now = options_.dataset;
+  if (!manifest.dataset.has_value() || *manifest.dataset == now) {
+    return absl::OkStatus();
+  }
+  const auto describe = [](const DatasetIdentity& d) {
+    return StrCat(d.format, ", ", d.tokens, " tokens, fingerprint ", d.fingerprint);
+  };
+  return FailedPreconditionError(StrCat(
+      "the dataset ", options_.config.data.path, " has changed since the checkpoint of step ",
+      manifest.state.step, " was written: it was ", describe(*manifest.dataset), "; it is ",
+      describe(now), ". Put the former file back, or submit a new job with checkpoint.start_from ",
+      store_.root(), " to train on with this one"));
+}
+
+absl::Status Checkpointer::LoadCandidate(const std::string& path, bool own, Transformer& model,
                                          const std::function<bool()>& interrupted,
                                          TrainState* state) {
   ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
                    CheckpointReader::Open(options_.fs, path));
   const Manifest& manifest = reader->manifest();
-  RETURN_IF_ERROR(CompareModels(manifest.model, options_.config.model));
+  // Read and compared: no other attempt will find it otherwise.
+  RETURN_IF_ERROR(WithFailure(CompareModels(manifest.model, options_.config.model),
+                              FailureClass::kSpecRejected));
+  const absl::Status same_data = CompareDataset(manifest);
+  if (own) {
+    RETURN_IF_ERROR(WithFailure(same_data, FailureClass::kSpecRejected));
+  } else if (!same_data.ok()) {
+    LogWarning("dataset_differs", {{"checkpoint", path}, {"difference", same_data}});
+  }
   const auto shards = static_cast<std::int32_t>(manifest.shards.size());
   for (std::int32_t i = layout_.rank; i < shards; i += layout_.world_size) {
     if (interrupted()) {
@@ -174,7 +205,7 @@ absl::Status Checkpointer::LoadCandidate(const std::string& path, Transformer& m
 absl::Status Checkpointer::LoadStartState(const std::string& path, Transformer& model,
                                           const std::function<bool()>& interrupted,
                                           TrainState* state) {
-  RETURN_IF_ERROR(LoadCandidate(path, model, interrupted, state));
+  RETURN_IF_ERROR(LoadCandidate(path, /*own=*/false, model, interrupted, state));
   // Batches are counted, not sequences: with another batch the same data would come again.
   if (state->data_position != state->step * options_.config.global_batch()) {
     return InvalidArgumentError(StrCat(
@@ -189,7 +220,8 @@ absl::Status Checkpointer::LoadStartWeights(const std::string& path, Transformer
                                             const std::function<bool()>& interrupted) {
   ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
                    CheckpointReader::Open(options_.fs, path));
-  RETURN_IF_ERROR(CompareArchitectures(reader->manifest().model, options_.config.model));
+  RETURN_IF_ERROR(WithFailure(CompareArchitectures(reader->manifest().model, options_.config.model),
+                              FailureClass::kSpecRejected));
   const auto shards = static_cast<std::int32_t>(reader->manifest().shards.size());
   for (std::int32_t i = layout_.rank; i < shards; i += layout_.world_size) {
     if (interrupted()) {
@@ -217,32 +249,83 @@ absl::Status Checkpointer::Save(Transformer& model, const TrainState& state, boo
   }
   RETURN_IF_ERROR(Finish());  // of an earlier save that is still in flight
   if (saved_step_ != state.step) {
-    const auto begin = Steady::now();
-    pending_ = Manifest{.job_uid = options_.config.job_uid,
-                        .job_name = options_.config.job_name,
-                        .attempt = options_.config.attempt,
-                        .world_size = layout_.world_size,
-                        .expert_parallel = layout_.expert_parallel,
-                        .moment_dtype = model.parameters().moment_dtype(),
-                        .created_unix_micros = RealClock::Get().UnixMicros(),
-                        .model = options_.config.model,
-                        .state = state};
-    pending_.state.blas_core = options_.blas_core;
-    writer_.Start(
-        {.folder = store_.PartialPath(state.step),
-         .rank = layout_.rank,
-         .tensors = CopyOwnedState(model, options_.backend, layout_, writer_.TakeBuffers()),
-         .metadata = {{"job_uid", options_.config.job_uid}, {"step", StrCat(state.step)}}});
-    stall_seconds_ += SecondsSince(begin);
+    StartWriting(model, state);
   }
   if (!wait) {
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(Finish());
+  if (saved_step_ != state.step && state.step >= options_.config.steps) {
+    RETURN_IF_ERROR(RetryLastSave(model, state));
+  }
   if (saved_step_ != state.step) {
     return Annotate(last_save_, StrCat("saving step ", state.step));
   }
   return absl::OkStatus();
+}
+
+void Checkpointer::StartWriting(Transformer& model, const TrainState& state) {
+  const auto begin = Steady::now();
+  pending_ = Manifest{.job_uid = options_.config.job_uid,
+                      .job_name = options_.config.job_name,
+                      .attempt = options_.config.attempt,
+                      .world_size = layout_.world_size,
+                      .expert_parallel = layout_.expert_parallel,
+                      .moment_dtype = model.parameters().moment_dtype(),
+                      .created_unix_micros = RealClock::Get().UnixMicros(),
+                      .model = options_.config.model,
+                      .state = state,
+                      .dataset = options_.dataset};
+  pending_.state.blas_core = options_.blas_core;
+  writer_.Start({.folder = store_.PartialPath(state.step),
+                 .rank = layout_.rank,
+                 .tensors = CopyOwnedState(model, options_.backend, layout_, writer_.TakeBuffers()),
+                 .metadata = {{"job_uid", options_.config.job_uid}, {"step", StrCat(state.step)}}});
+  stall_seconds_ += SecondsSince(begin);
+}
+
+absl::Status Checkpointer::RetryLastSave(Transformer& model, const TrainState& state) {
+  const CheckpointConfig& limits = options_.config.checkpoint;
+  absl::Status status;
+  // last_save_ is the same on all ranks, and so is the number of tries.
+  for (std::int32_t tries = 1;
+       status.ok() && saved_step_ != state.step &&
+       last_save_.code() == absl::StatusCode::kResourceExhausted && tries < limits.last_save_tries;
+       ++tries) {
+    const absl::StatusOr<bool> leave = WaitForRoom(state.step);
+    if (!leave.ok() || *leave) {
+      status = leave.status();
+      break;
+    }
+    if (layout_.rank == 0) {
+      if (const absl::Status retained = store_.Retain(limits.keep); !retained.ok()) {
+        LogWarning("checkpoint_retention_failed", {{"error", retained}});
+      }
+    }
+    report_failure_ = tries + 1 == limits.last_save_tries;
+    StartWriting(model, state);
+    status = Finish();
+  }
+  report_failure_ = true;
+  return status;
+}
+
+absl::StatusOr<bool> Checkpointer::WaitForRoom(std::int64_t step) {
+  constexpr std::chrono::milliseconds kLook{200};
+  const auto until =
+      Steady::now() + std::chrono::milliseconds(options_.config.checkpoint.last_save_wait_ms);
+  std::mutex mutex;
+  std::condition_variable nobody_wakes;
+  std::unique_lock lock(mutex);
+  bool leave = false;
+  while (!leave && Steady::now() < until) {
+    options_.host.TryReport(
+        ProgressMessage(iv1::RANK_SAVING, step, "the disk is full; trying again"));
+    nobody_wakes.wait_until(lock, std::min(until, Steady::now() + kLook));
+    const RankWishes wishes = options_.host.wishes();
+    leave = wishes.stop || wishes.suspend || wishes.stop_without_checkpoint;
+  }
+  return options_.world.Any(leave);
 }
 
 absl::Status Checkpointer::PublishWritten() {
@@ -285,8 +368,10 @@ absl::Status Checkpointer::PublishWritten() {
     done.set_bytes(pending_.total_bytes());
     done.set_seconds(writer_.write_seconds());
     done.set_ok(saved.ok());
-    done.set_error(saved.ok() ? "" : Message(saved));
-    options_.host.Deliver(std::move(message));
+    done.set_error(saved.ok() ? "" : StrCat(Message(saved), FreeSpace(saved)));
+    if (saved.ok() || report_failure_) {
+      options_.host.Deliver(std::move(message));
+    }
     if (saved.ok()) {
       LogInfo("checkpoint_saved", {{"step", pending_.state.step},
                                    {"path", store_.FinalPath(pending_.state.step)},
@@ -307,6 +392,21 @@ absl::Status Checkpointer::PublishWritten() {
   }
   // Another attempt owns the job now: nothing this one does counts any more.
   return saved.code() == absl::StatusCode::kAborted ? saved : absl::OkStatus();
+}
+
+std::string Checkpointer::FreeSpace(const absl::Status& saved) const {
+  if (saved.code() != absl::StatusCode::kResourceExhausted) {
+    return "";
+  }
+  const absl::StatusOr<std::int64_t> free = options_.fs.FreeBytes(store_.root());
+  const CheckpointConfig& limits = options_.config.checkpoint;
+  return StrCat("; free in ", store_.root(), ": ",
+                free.ok() ? HumanBytes(static_cast<double>(*free))
+                          : StrCat("unknown (", Message(free.status()), ")"),
+                pending_.state.step >= options_.config.steps && limits.last_save_tries > 1
+                    ? StrCat("; the last step is saved again every ", limits.last_save_wait_ms,
+                             " ms, ", limits.last_save_tries, " times in all: make room")
+                    : "");
 }
 
 double Checkpointer::TakeStallSeconds() { return std::exchange(stall_seconds_, 0.0); }

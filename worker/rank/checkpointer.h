@@ -46,6 +46,7 @@ class Checkpointer {
     HostCollectives& world;
     TrainingHost& host;
     std::string blas_core;
+    DatasetIdentity dataset = {};  // of config.data.path, as this rank finds it
   };
   explicit Checkpointer(const Options& options);
 
@@ -59,7 +60,9 @@ class Checkpointer {
   // Publishes a save that all ranks have finished. Only fatal errors are returned.
   absl::Status Poll(bool any_busy);
   // Starts a save of the state after `state.step` steps; with `wait`, publishes it before it
-  // returns and then a failed save is an error. A step that is already saved is not saved again.
+  // returns and then a failed save is an error. The save of the job's last step is tried again for
+  // a while when the disk is full (CheckpointConfig::last_save_tries). A step that is already saved
+  // is not saved again.
   absl::Status Save(Transformer& model, const TrainState& state, bool wait);
   // Publishes what is in flight.
   absl::Status Finish();
@@ -68,14 +71,27 @@ class Checkpointer {
   double TakeStallSeconds();
 
  private:
-  absl::Status LoadCandidate(const std::string& path, Transformer& model,
+  // `own`: of this job, whose dataset must be the same; else another dataset is a warning.
+  absl::Status LoadCandidate(const std::string& path, bool own, Transformer& model,
                              const std::function<bool()>& interrupted, TrainState* state);
+  // Of what the specification names, at the start: permanent where another attempt cannot help.
+  absl::Status InputError(const absl::Status& status) const;
   // Of another job: its whole state, or its weights alone.
   absl::Status LoadStartState(const std::string& path, Transformer& model,
                               const std::function<bool()>& interrupted, TrainState* state);
   absl::Status LoadStartWeights(const std::string& path, Transformer& model,
                                 const std::function<bool()>& interrupted);
+  // FAILED_PRECONDITION when the checkpoint says that it was trained on other data.
+  absl::Status CompareDataset(const Manifest& manifest) const;
+  void StartWriting(Transformer& model, const TrainState& state);
+  // Saves the last step again while the disk is full, until it succeeds, somebody wants the ranks
+  // to leave or the tries are used up. Errors: those of the collectives.
+  absl::Status RetryLastSave(Transformer& model, const TrainState& state);
+  // Time for somebody to make room; true when a rank is wanted elsewhere.
+  absl::StatusOr<bool> WaitForRoom(std::int64_t step);
   absl::Status PublishWritten();
+  // For the report of a failed save: how full the disk is and what happens next.
+  std::string FreeSpace(const absl::Status& saved) const;
 
   const Options options_;
   const bool enabled_;
@@ -85,6 +101,7 @@ class Checkpointer {
   Manifest pending_;              // of the save in flight
   std::int64_t saved_step_ = -1;  // newest published
   absl::Status last_save_;        // of the newest save, the same on all ranks
+  bool report_failure_ = true;    // one event for a row of tries, not one each
   double stall_seconds_ = 0;
 };
 

@@ -22,6 +22,20 @@ absl::Status WithFailure(const absl::Status& status, FailureClass failure) {
   return marked;
 }
 
+absl::Status MarkIfPermanent(const absl::Status& status, std::int32_t attempt) {
+  switch (status.code()) {
+    case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kInvalidArgument:
+      return WithFailure(status, FailureClass::kSpecRejected);
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kFailedPrecondition:  // a file where a folder should be, for example
+    case absl::StatusCode::kPermissionDenied:
+      return attempt <= 1 ? WithFailure(status, FailureClass::kSpecRejected) : status;
+    default:
+      return status;
+  }
+}
+
 FailureClass MarkOf(const absl::Status& status) {
   const auto mark = status.GetPayload(kPayload);
   return mark.has_value() ? static_cast<FailureClass>(ParseInt64(std::string(*mark)).value_or(0))

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/str.h"
+#include "worker/rank/dataset_identity.h"
 #include "worker/rank/failure.h"
 #include "worker/rank/profiler.h"
 
@@ -57,7 +58,8 @@ absl::StatusOr<StepResult> Trainer::Step() {
   const double dispatch = setup_.all_to_all_seconds == nullptr ? 0 : *setup_.all_to_all_seconds;
 
   BeginProfiledStep();
-  RETURN_IF_ERROR(feed_->LoadStep(step));
+  // Damaged data stays damaged.
+  RETURN_IF_ERROR(MarkIfPermanent(feed_->LoadStep(step), config.attempt));
   model_->BeginStep({.target_tokens = feed_->step_targets(), .sample_sqnr = sample});
   StepResult result;
   ASSIGN_OR_RETURN(result.control, RunPass(0));
@@ -197,16 +199,23 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingSetup& se
       setup.all_to_all_seconds == nullptr
           ? std::function<double()>()
           : [seconds = setup.all_to_all_seconds] { return *seconds; });
+  const auto input = [&config](const absl::Status& status) {
+    return MarkIfPermanent(status, config.attempt);
+  };
+  absl::StatusOr<std::unique_ptr<TokenDataset>> opened =
+      OpenTokenDataset(*setup.fs, config.data.path);
+  RETURN_IF_ERROR(input(opened.status()));
+  std::shared_ptr<const TokenDataset> dataset = *std::move(opened);
+  const absl::StatusOr<DatasetIdentity> identified = IdentifyDataset(*dataset);
+  RETURN_IF_ERROR(input(identified.status()));
   trainer->checkpointer_ =
       std::make_unique<Checkpointer>(Checkpointer::Options{.config = trainer->setup_.config,
                                                            .fs = *setup.fs,
                                                            .backend = trainer->setup_.backend,
                                                            .world = *trainer->world_,
                                                            .host = *setup.host,
-                                                           .blas_core = setup.blas_core});
-
-  ASSIGN_OR_RETURN(std::shared_ptr<const TokenDataset> dataset,
-                   OpenTokenDataset(*setup.fs, config.data.path));
+                                                           .blas_core = setup.blas_core,
+                                                           .dataset = *identified});
   TrainValidationSplit split =
       SplitTail(dataset->token_count(),
                 config.data.validation_path.empty() ? config.data.validation_fraction : 0.0);
@@ -225,7 +234,9 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingSetup& se
                                      run.tokens(), trainer->device_, trainer->pinned_));
   if (config.validation_interval > 0) {
     if (!config.data.validation_path.empty()) {
-      ASSIGN_OR_RETURN(dataset, OpenTokenDataset(*setup.fs, config.data.validation_path));
+      opened = OpenTokenDataset(*setup.fs, config.data.validation_path);
+      RETURN_IF_ERROR(input(opened.status()));
+      dataset = *std::move(opened);
       split.validation = {.begin = 0, .end = dataset->token_count()};
     }
     options.region = split.validation;
@@ -322,7 +333,7 @@ void Trainer::ReportPlanApplied(std::int64_t version) {
 absl::StatusOr<std::optional<double>> Trainer::Validate() {
   double loss_sum = 0;
   std::int64_t tokens = 0;
-  RETURN_IF_ERROR(validation_feed_->LoadStep(0));
+  RETURN_IF_ERROR(MarkIfPermanent(validation_feed_->LoadStep(0), setup_.config.attempt));
   for (std::int32_t m = 0; m < validation_feed_->microbatches(); ++m) {
     reporter_->Heartbeat(iv1::RANK_VALIDATING, state_.step, "");
     const RankWishes wishes = PollWishes();

@@ -110,13 +110,6 @@ absl::Status Loop(Trainer& trainer, TrainingOutcome* outcome) {
   return absl::OkStatus();
 }
 
-// A file that the job names and that is not there will not be there at the next attempt either.
-FailureClass FailureOfStart(const absl::Status& status) {
-  return status.code() == absl::StatusCode::kNotFound && MarkOf(status) == FailureClass::kNone
-             ? FailureClass::kSpecRejected
-             : FailureOf(status);
-}
-
 absl::Status Run(const TrainingSetup& given, TrainingOutcome* outcome) {
   TrainingSetup setup = given;
   if (given.hooks.ops) {
@@ -133,7 +126,7 @@ absl::Status Run(const TrainingSetup& given, TrainingOutcome* outcome) {
   ASSIGN_OR_RETURN(setup.plan, AgreeOnPlan(given, world));
   absl::StatusOr<std::unique_ptr<Trainer>> created = Trainer::Create(setup);
   // Together: a rank whose dataset is missing ends the gang with its reason, not with a time limit.
-  RETURN_IF_ERROR(world.Agree(WithFailure(created.status(), FailureOfStart(created.status()))));
+  RETURN_IF_ERROR(world.Agree(WithFailure(created.status(), FailureOf(created.status()))));
   const std::unique_ptr<Trainer> trainer = *std::move(created);
   trainer->OfferPlan(given.plan);
   outcome->validation_loss = trainer->validation_loss();

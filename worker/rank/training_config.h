@@ -23,6 +23,10 @@ struct CheckpointConfig {
   std::string root;                 // folder of this job's checkpoints; empty: none are written
   std::int64_t interval_steps = 0;  // 0: only at the end
   std::int32_t keep = 2;
+  // A full disk at the save of the last step, which is all that is left to do: how often the save
+  // is tried, and the time between.
+  std::int32_t last_save_tries = 24;
+  std::int32_t last_save_wait_ms = 5000;
   // The newest checkpoint that the controller was told of; 0: none.
   std::int64_t known_step = 0;
   std::string known_path;

@@ -145,7 +145,11 @@ class TestJob {
     config.job_uid = "uid";
     config.steps = 6;
     config.schedule = {.peak = 3e-3, .final = 3e-4, .warmup_steps = 2, .total_steps = 100};
-    config.checkpoint = {.root = dir.File("checkpoints"), .interval_steps = 0, .keep = 100};
+    config.checkpoint = {.root = dir.File("checkpoints"),
+                         .interval_steps = 0,
+                         .keep = 100,
+                         .last_save_tries = 3,
+                         .last_save_wait_ms = 10};
     config.telemetry_interval = 3;
     config.sqnr_interval = 4;
     config.collective_timeout_seconds = 60;
@@ -170,17 +174,17 @@ class TestJob {
     InprocRanks::Run(ranks, [&](int r) {
       const auto at = static_cast<std::size_t>(r);
       Backend backend = CreateCpuBackend();
-      TrainingSetup setup{.config = config,
-                          .plan = plan,
-                          .backend = {.ops = wrap ? wrap(backend) : backend.ops,
-                                      .context = backend.context},
-                          .comms = {.world = comms.ranks[at].world.get(),
-                                    .expert_parallel = comms.ranks[at].expert_parallel.get(),
-                                    .expert_data = comms.ranks[at].expert_data.get()},
-                          .host = hosts[at].get(),
-                          .fs = fs,
-                          .blas_core = "test",
-                          .hooks = hooks};
+      TrainingSetup setup{
+          .config = config,
+          .plan = plan,
+          .backend = {.ops = wrap ? wrap(backend) : backend.ops, .context = backend.context},
+          .comms = {.world = comms.ranks[at].world.get(),
+                    .expert_parallel = comms.ranks[at].expert_parallel.get(),
+                    .expert_data = comms.ranks[at].expert_data.get()},
+          .host = hosts[at].get(),
+          .fs = fs,
+          .blas_core = "test",
+          .hooks = hooks};
       setup.config.run.rank = r;
       outcomes[at] = RunTraining(setup);
       DestroyCpuBackend(&backend);

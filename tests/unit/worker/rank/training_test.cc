@@ -371,6 +371,34 @@ TEST(CheckpointingTest, ADiskThatStaysFullFailsTheLastSaveWithTheReason) {
   EXPECT_NE(outcomes[0].message.find("saving step 3"), std::string::npos) << outcomes[0].message;
 }
 
+TEST(CheckpointingTest, TheLastStepIsSavedWhenSomebodyMakesRoom) {
+  TestJob job;
+  FaultyFileSystem faulty(&PosixFileSystem::Get());
+  job.fs = &faulty;
+  job.config.steps = 3;
+  job.config.checkpoint.interval_steps = 1;
+  job.NewHosts(2);
+  job.host().on_message = [&](const iv1::RankToWorker& m) {
+    if (m.has_step() && m.step().step() == 2) {
+      faulty.FailWritesAfterBytes(0);
+    }
+    if (m.has_checkpoint() && !m.checkpoint().ok() && m.checkpoint().step() == 3) {
+      faulty.ClearFaults();
+    }
+  };
+  EXPECT_ALL_OK(job.Run(2, 1));
+  const auto saved = job.host().checkpoints();
+  ASSERT_GE(saved.size(), 2u);
+  const auto& failed = saved[saved.size() - 2];
+  EXPECT_FALSE(failed.ok());
+  EXPECT_EQ(failed.step(), 3);
+  EXPECT_NE(failed.error().find("free in " + job.config.checkpoint.root), std::string::npos)
+      << failed.error();
+  EXPECT_NE(failed.error().find("3 times in all"), std::string::npos) << failed.error();
+  EXPECT_TRUE(saved.back().ok());
+  EXPECT_EQ(saved.back().step(), 3);
+}
+
 TEST(CheckpointingTest, ADamagedNewestIsPassedOverAndSaid) {
   TestJob job;
   job.config.steps = 4;
