@@ -71,7 +71,8 @@ std::vector<Decision> SchedulePass(ClusterView cluster, const std::vector<Waitin
       Occupy(cluster, decision.placement);
     } else {
       decision.pending = Explain(job, capacity, ahead);
-      if (job.gang.ranks <= capacity.largest) {
+      // A job in back-off cannot use what it would reserve: nobody waits for it.
+      if (job.backoff_seconds <= 0 && job.gang.ranks <= capacity.largest) {
         ahead.slots += job.gang.ranks;
         if (ahead.first_job.empty()) {
           ahead.first_job = job.name;

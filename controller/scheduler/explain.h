@@ -3,8 +3,8 @@
 //
 // Jobs are served in QueueOrder. A job that could run but must wait reserves what it needs: later
 // jobs start only with slots beyond all reservations, so a stream of small jobs never starves a
-// large one, and a job in its restart back-off finds its slots again. A job that the cluster cannot
-// hold at all reserves nothing and blocks nobody.
+// large one. A job that the cluster cannot hold at all and a job in its restart back-off, which
+// could not use its slots yet, reserve nothing and block nobody.
 #pragma once
 
 #include <cstdint>

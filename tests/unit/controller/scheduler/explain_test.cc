@@ -78,15 +78,25 @@ TEST(SchedulePass, AJobThatCanNeverRunBlocksNobody) {
   EXPECT_EQ(decisions[1].placement.size(), 2u);
 }
 
-TEST(SchedulePass, AJobInBackOffKeepsItsSlotsFromLaterJobs) {
+TEST(SchedulePass, AJobInBackOffHoldsNobodyUpAndIsServedFirstAfterwards) {
   WaitingJob restarting = Job("restarting", 2, 0, 1);
   restarting.backoff_seconds = 5;
-  const auto tight = SchedulePass({{Worker("w", 3)}}, {restarting, Job("later", 2, 0, 2)});
-  EXPECT_EQ(tight[0].pending.reason, PendingReason::kRestartBackoff);
-  EXPECT_THAT(tight[0].pending.sentence, HasSubstr("5 s"));
-  EXPECT_EQ(tight[1].pending.reason, PendingReason::kBehindHigherPriority);
-  const auto roomy = SchedulePass({{Worker("w", 4)}}, {restarting, Job("later", 2, 0, 2)});
-  EXPECT_EQ(roomy[1].placement.size(), 2u);
+  const std::vector<WaitingJob> both = {restarting, Job("later", 2, 0, 2)};
+  const auto during = SchedulePass({{Worker("w", 3)}}, both);
+  EXPECT_EQ(during[0].pending.reason, PendingReason::kRestartBackoff);
+  EXPECT_THAT(during[0].pending.sentence, HasSubstr("5 s"));
+  EXPECT_EQ(during[1].uid, "later");
+  EXPECT_EQ(during[1].placement.size(), 2u);
+
+  restarting.backoff_seconds = 0;
+  const auto after = SchedulePass({{Worker("w", 3)}}, {restarting, Job("later", 2, 0, 2)});
+  EXPECT_EQ(after[0].placement.size(), 2u);
+  EXPECT_TRUE(after[1].placement.empty());
+
+  // Slots that are too few keep it waiting as before, and now it holds the later ones up.
+  const auto full = SchedulePass({{Worker("w", 3, 2)}}, {restarting, Job("later", 1, 0, 2)});
+  EXPECT_EQ(full[0].pending.reason, PendingReason::kWaitingForSlots);
+  EXPECT_EQ(full[1].pending.reason, PendingReason::kBehindHigherPriority);
 }
 
 TEST(SchedulePass, NamesRanksOfThePreviousAttemptThatStillHoldSlots) {
