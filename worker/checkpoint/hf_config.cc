@@ -285,6 +285,12 @@ absl::StatusOr<HfConfig> ParseHfConfig(std::string_view text, const std::string&
   in.Int(in.Find("num_local_experts") != nullptr ? "num_local_experts" : "num_experts", &m.experts,
          1);
   in.Int("num_experts_per_tok", &m.experts_per_token, 1);
+  if (m.experts > 0 && m.experts_per_token > m.experts) {
+    in.Refuse(StrCat("num_experts_per_tok is ", m.experts_per_token, "; valid is 1 to ", m.experts,
+                     ", the number of experts"));
+  }
+  const std::int64_t unknown = 0;
+  in.Int("max_position_embeddings", &out.max_positions, 0, &unknown);
   in.Int(mixtral ? "intermediate_size" : "moe_intermediate_size", &m.expert_hidden, 1);
   m.router.normalize_topk = mixtral || in.Bool("norm_topk_prob", false);
   float aux = 0;

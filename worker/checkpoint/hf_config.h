@@ -38,6 +38,7 @@ std::string WriteHfConfig(const ModelConfig& model, const HfConfigOptions& optio
 struct HfConfig {
   ModelConfig model;  // router losses as the file states them; init_std from initializer_range
   bool fp8 = false;
+  std::int64_t max_positions = 0;  // longest sequence that the file states; 0: none
   std::int64_t block_rows = 128, block_cols = 128;  // of FP8 scales
 };
 // INVALID_ARGUMENT: not JSON, a field is missing, or it says something that Octavo cannot compute

@@ -199,6 +199,7 @@ absl::StatusOr<HfExportSummary> ExportToHf(FileSystem& fs, const HfExportOptions
   if (fs.Exists(options.folder)) {
     return AlreadyExistsError(StrCat("exporting: ", options.folder, " exists; name a new folder"));
   }
+  RETURN_IF_ERROR(Annotate(reader->VerifyShards(), StrCat("exporting ", summary.checkpoint)));
   const std::string partial = options.folder + ".partial";
   RETURN_IF_ERROR(fs.RemoveTree(partial));  // of an export that was killed
   RETURN_IF_ERROR(fs.CreateDirectories(partial));

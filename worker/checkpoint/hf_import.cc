@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/check.h"
@@ -19,6 +20,8 @@ namespace octavo {
 namespace {
 
 constexpr char kConfigFile[] = "config.json";
+constexpr char kIndexFile[] = "model.safetensors.index.json";
+constexpr std::int64_t kDefaultLengthMax = 2048;  // attention's time grows with its square
 
 // Older exporters store the rotary frequencies, which are computed here.
 bool IsDerived(const std::string& name) { return EndsWith(name, ".rotary_emb.inv_freq"); }
@@ -75,8 +78,39 @@ absl::StatusOr<std::unique_ptr<HfWeights>> HfWeights::Open(const FileSystem& fs,
   return weights;
 }
 
+std::int64_t HfWeights::default_sequence_length() const {
+  return std::min(config_.max_positions, kDefaultLengthMax);
+}
+
+absl::Status HfWeights::CheckIndex(const FileSystem& fs,
+                                   const std::vector<std::string>& names) const {
+  const std::string path = JoinPath(folder_, kIndexFile);
+  if (!fs.Exists(path)) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const std::string text, fs.ReadFile(path));
+  const nlohmann::json index = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
+    return DataLossError(
+        StrCat(path, ": cut or damaged; valid is a JSON object with an object `weight_map`"));
+  }
+  for (const auto& [tensor, file] : index["weight_map"].items()) {
+    const std::string name = file.is_string() ? file.get<std::string>() : file.dump();
+    if (!file.is_string() || name.find('/') != std::string::npos || name == "..") {
+      return DataLossError(StrCat(path, ": tensor ", tensor, " is in ", name,
+                                  "; valid is the name of a file in the same folder"));
+    }
+    if (!std::binary_search(names.begin(), names.end(), name)) {
+      return DataLossError(
+          StrCat(path, ": tensor ", tensor, " is in ", name, ", which is missing"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status HfWeights::OpenFiles(const FileSystem& fs) {
   ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.ListDirectory(folder_));
+  RETURN_IF_ERROR(CheckIndex(fs, names));
   for (const std::string& name : names) {
     if (!EndsWith(name, ".safetensors")) {
       continue;
@@ -213,6 +247,12 @@ absl::Status HfWeights::ReadPart(const HfTensor& part, std::span<float> out) con
   std::vector<float> dequant_scale(
       static_cast<std::size_t>(CeilDiv(part.rows(), config_.block_rows) * across));
   RETURN_IF_ERROR(ReadFloats(places_.at(HfScaleName(part.name)), dequant_scale));
+  for (const float s : dequant_scale) {
+    if (!std::isfinite(s) || s < 0) {
+      return DataLossError(StrCat(place.file->path(), ": ", HfScaleName(part.name), " holds ", s,
+                                  "; valid are finite scales that are not negative"));
+    }
+  }
   for (std::int64_t r = 0; r < part.rows(); ++r) {
     const float* row = dequant_scale.data() + r / config_.block_rows * across;
     for (std::int64_t c = 0; c < part.cols(); ++c) {
@@ -255,8 +295,19 @@ absl::StatusOr<HfImportSummary> ImportFromHf(FileSystem& fs, const HfImportOptio
     total += shapes.back().bytes();
   }
   const std::string folder = store.PartialPath(0);
+  const bool is_new = !fs.Exists(options.output);
+  const auto clean_up = [&] {
+    fs.RemoveTree(folder).IgnoreError();
+    if (is_new) {
+      fs.Remove(options.output).IgnoreError();  // only while it is empty
+    }
+  };
   RETURN_IF_ERROR(fs.RemoveTree(folder));  // of an import that was killed
-  RETURN_IF_ERROR(fs.CreateDirectories(folder));
+  const absl::Status created = fs.CreateDirectories(folder);
+  if (!created.ok()) {
+    clean_up();
+    return created;
+  }
   std::vector<float> values;
   const auto source = [&](std::size_t i) -> absl::StatusOr<std::span<const char>> {
     RETURN_IF_ERROR(weights->Read(i, &values));
@@ -271,15 +322,21 @@ absl::StatusOr<HfImportSummary> ImportFromHf(FileSystem& fs, const HfImportOptio
   const absl::StatusOr<FileDigest> digest = WriteSafetensorsFrom(
       fs, JoinPath(folder, shard.file), shapes, {{"imported_from", options.folder}}, source);
   if (!digest.ok()) {
-    fs.RemoveTree(folder).IgnoreError();
+    clean_up();
     return digest.status();
   }
   shard.bytes = digest->bytes;
   shard.crc32c = digest->crc32c;
-  RETURN_IF_ERROR(store.Publish({.job_name = BaseName(options.folder),
-                                 .created_unix_micros = RealClock::Get().UnixMicros(),
-                                 .model = summary.model,
-                                 .shards = {shard}}));
+  const absl::Status published =
+      store.Publish({.job_name = BaseName(options.folder),
+                     .created_unix_micros = RealClock::Get().UnixMicros(),
+                     .model = summary.model,
+                     .sequence_length = weights->default_sequence_length(),
+                     .shards = {shard}});
+  if (!published.ok()) {
+    clean_up();
+    return published;
+  }
   return summary;
 }
 

@@ -48,6 +48,9 @@ class HfWeights {
 
   const HfConfig& config() const { return config_; }
   const std::vector<HfSources>& sources() const { return sources_; }
+  // What the weights can be used with when nobody says otherwise: the longest sequence that
+  // config.json states, at most 2048 tokens; 0 when it states none.
+  std::int64_t default_sequence_length() const;
   // FP32 values of sources()[i], joined from its parts.
   absl::Status Read(std::size_t i, std::vector<float>* out) const;
 
@@ -57,6 +60,8 @@ class HfWeights {
     const SafetensorsEntry* entry;
   };
   absl::Status OpenFiles(const FileSystem& fs);
+  // model.safetensors.index.json, where there is one: every file it names must be in the folder.
+  absl::Status CheckIndex(const FileSystem& fs, const std::vector<std::string>& names) const;
   // Enters a tensor of a file under its own name, or its slices under theirs.
   absl::Status AddTensor(const SafetensorsFile& file, const std::string& name,
                          const SafetensorsEntry& entry);
@@ -90,7 +95,8 @@ struct HfImportSummary {
   bool fp8 = false;
 };
 
-// One tensor is in memory at a time. ALREADY_EXISTS when the output holds an import already.
+// One tensor is in memory at a time. ALREADY_EXISTS when the output holds an import already. A
+// failed import leaves nothing behind: an output folder that did not exist is removed again.
 absl::StatusOr<HfImportSummary> ImportFromHf(FileSystem& fs, const HfImportOptions& options);
 
 // Whether `path` is a Hugging Face folder rather than a checkpoint.

@@ -241,6 +241,9 @@ std::string SerializeManifest(const Manifest& manifest) {
       {"blas_core", s.blas_core},
       {"shards", shards},
   };
+  if (manifest.sequence_length > 0) {
+    out["sequence_length"] = manifest.sequence_length;
+  }
   if (manifest.dataset.has_value()) {
     out["dataset"] = {{"format", manifest.dataset->format},
                       {"tokens", manifest.dataset->tokens},
@@ -294,6 +297,11 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view text, const std::string&
        in["shards"].is_array();
   if (!ok) {
     return damaged("a field is missing or has another type");
+  }
+  // Checkpoints of older programs do not have it.
+  if (in.contains("sequence_length") &&
+      (!Take(in, "sequence_length", &m.sequence_length) || m.sequence_length < 0)) {
+    return damaged("sequence_length is malformed");
   }
   if (const auto dataset = in.find("dataset"); dataset != in.end()) {
     DatasetIdentity& d = m.dataset.emplace();

@@ -63,6 +63,7 @@ struct Manifest {
   std::int32_t precision_state_version = kPrecisionStateVersion;
   std::int64_t created_unix_micros = 0;
   ModelConfig model;
+  std::int64_t sequence_length = 0;  // tokens that the model was trained to see; 0: not recorded
   TrainState state;
   std::optional<DatasetIdentity> dataset;  // nothing: written by an import or an older program
   std::vector<ShardFile> shards;

@@ -19,8 +19,13 @@ absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(const F
   ASSIGN_OR_RETURN(const std::string text, fs.ReadFile(manifest_path));
   ASSIGN_OR_RETURN(reader->manifest_, ParseManifest(text, manifest_path));
   for (const ShardFile& shard : reader->manifest_.shards) {
-    ASSIGN_OR_RETURN(std::unique_ptr<SafetensorsFile> file,
-                     SafetensorsFile::Open(fs, JoinPath(path, shard.file)));
+    absl::StatusOr<std::unique_ptr<SafetensorsFile>> opened =
+        SafetensorsFile::Open(fs, JoinPath(path, shard.file));
+    if (opened.status().code() == absl::StatusCode::kNotFound) {
+      return DataLossError(
+          StrCat(Message(opened.status()), "; the checkpoint's manifest lists this shard"));
+    }
+    ASSIGN_OR_RETURN(std::unique_ptr<SafetensorsFile> file, std::move(opened));
     for (const auto& [name, entry] : file->entries()) {
       if (!reader->places_.emplace(name, Place{file.get(), &entry}).second) {
         return DataLossError(StrCat(path, ": tensor ", name, " is in two shards"));
@@ -66,6 +71,13 @@ absl::Status CheckpointReader::VerifyShard(std::int32_t index) const {
   if (digest.bytes != shard.bytes || digest.crc32c != shard.crc32c) {
     return DataLossError(
         StrCat(file, ": damaged (checksum ", digest.crc32c, ", expected ", shard.crc32c, ")"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointReader::VerifyShards() const {
+  for (std::size_t i = 0; i < manifest_.shards.size(); ++i) {
+    RETURN_IF_ERROR(VerifyShard(static_cast<std::int32_t>(i)));
   }
   return absl::OkStatus();
 }

@@ -20,6 +20,7 @@ namespace octavo {
 class CheckpointReader {
  public:
   // Reads the manifest and all shard headers. Checksums of shard contents are VerifyShard's work.
+  // NOT_FOUND without a manifest; DATA_LOSS: damaged, or a shard that it lists is missing.
   static absl::StatusOr<std::unique_ptr<CheckpointReader>> Open(const FileSystem& fs,
                                                                 const std::string& path);
 
@@ -33,6 +34,8 @@ class CheckpointReader {
 
   // Checksum of shard `index` of the manifest.
   absl::Status VerifyShard(std::int32_t index) const;
+  // Of all shards, one after the other: for programs that read a checkpoint alone.
+  absl::Status VerifyShards() const;
 
  private:
   struct Place {

@@ -167,8 +167,10 @@ absl::StatusOr<std::string> FindCheckpoint(const FileSystem& fs, const std::stri
   ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> found, ListCheckpoints(fs, path));
   const CheckpointInfo* newest = nullptr;
   std::vector<std::string> problems;
+  bool damaged = false;
   for (const CheckpointInfo& info : found) {
     if (!info.usable) {
+      damaged = damaged || !info.fenced;
       problems.push_back(StrCat(info.path, ": ", info.problem));
       continue;
     }
@@ -181,8 +183,9 @@ absl::StatusOr<std::string> FindCheckpoint(const FileSystem& fs, const std::stri
     }
   }
   if (newest == nullptr) {
-    return NotFoundError(StrCat("no usable checkpoint in ", path, problems.empty() ? "" : ": ",
-                                StrJoin(problems, "; ")));
+    const std::string text = StrCat("no usable checkpoint in ", path, problems.empty() ? "" : ": ",
+                                    StrJoin(problems, "; "));
+    return damaged ? DataLossError(text) : NotFoundError(text);
   }
   return newest->path;
 }

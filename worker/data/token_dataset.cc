@@ -203,6 +203,10 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> OpenTokenDataset(const FileSystem&
       (EndsWith(path, ".bin") && fs.Exists(path.substr(0, path.size() - 4) + ".idx"))) {
     return OpenMegatronDataset(fs, path);
   }
+  if (const absl::StatusOr<bool> folder = fs.IsDirectory(path); folder.ok() && *folder) {
+    return InvalidArgumentError(
+        StrCat(path, ": a folder; valid is a dataset's file, as `octavo data build` writes it"));
+  }
   ASSIGN_OR_RETURN(std::unique_ptr<RandomAccessFile> file, fs.OpenForRead(path));
   char head[8] = {};
   const std::int64_t size = file->size_bytes();

@@ -274,6 +274,7 @@ void Checkpointer::StartWriting(Transformer& model, const TrainState& state) {
                       .moment_dtype = model.parameters().moment_dtype(),
                       .created_unix_micros = RealClock::Get().UnixMicros(),
                       .model = options_.config.model,
+                      .sequence_length = options_.config.run.sequence_length,
                       .state = state,
                       .dataset = options_.dataset};
   pending_.state.blas_core = options_.blas_core;

@@ -83,7 +83,16 @@ class LogitsFile {
     const HostTensor tensors[] = {
         {.name = "tokens", .dtype = DType::kI32, .shape = {n, length}, .data = tokens_.data()},
         {.name = "logits", .shape = {n, length, model_.model().vocab}, .data = logits_.data()}};
-    return WriteSafetensors(fs, path_, tensors, {}).status();
+    // Under its own name only when whole: a full disk leaves nothing that looks like logits.
+    const std::string partial = path_ + ".partial";
+    absl::Status status = WriteSafetensors(fs, partial, tensors, {}).status();
+    if (status.ok()) {
+      status = fs.Rename(partial, path_);
+    }
+    if (!status.ok()) {
+      fs.Remove(partial).IgnoreError();
+    }
+    return status;
   }
 
  private:
@@ -96,7 +105,10 @@ class LogitsFile {
 }  // namespace
 
 OfflineModel::OfflineModel(const OfflineModelOptions& options)
-    : options_(options), self_(CreateSelfCommunicator()), arena_(options.backend, "offline") {}
+    : options_(options),
+      sequence_length_(options.sequence_length),
+      self_(CreateSelfCommunicator()),
+      arena_(options.backend, "offline") {}
 
 absl::StatusOr<std::unique_ptr<OfflineModel>> OfflineModel::Open(
     const FileSystem& fs, const OfflineModelOptions& options) {
@@ -106,10 +118,16 @@ absl::StatusOr<std::unique_ptr<OfflineModel>> OfflineModel::Open(
 }
 
 absl::Status OfflineModel::Load(const FileSystem& fs) {
+  const auto use_length = [this](std::int64_t known) {
+    if (sequence_length_ == 0) {
+      sequence_length_ = known > 0 ? known : kUnknownSequenceLength;
+    }
+  };
   if (IsHfFolder(fs, options_.path)) {
     ASSIGN_OR_RETURN(const std::unique_ptr<HfWeights> weights, HfWeights::Open(fs, options_.path));
     source_ = options_.path;
     model_ = weights->config().model;
+    use_length(weights->default_sequence_length());
     RETURN_IF_ERROR(Build());
     return LoadHfWeights(*weights, *transformer_, options_.backend);
   }
@@ -118,12 +136,14 @@ absl::Status OfflineModel::Load(const FileSystem& fs) {
                    CheckpointReader::Open(fs, source_));
   model_ = reader->manifest().model;
   step_ = reader->manifest().state.step;
+  use_length(reader->manifest().sequence_length);
+  RETURN_IF_ERROR(reader->VerifyShards());
   RETURN_IF_ERROR(Build());
   return LoadWeights(*reader, *transformer_, options_.backend, {}, [] { return false; });
 }
 
 absl::Status OfflineModel::Build() {
-  const std::int64_t tokens = options_.sequence_length * options_.sequences;
+  const std::int64_t tokens = sequence_length_ * options_.sequences;
   tokens_ = arena_.Take<std::int32_t>(tokens);
   targets_ = arena_.Take<std::int32_t>(tokens);
   if (arena_.failed()) {
@@ -133,7 +153,7 @@ absl::Status OfflineModel::Build() {
   ASSIGN_OR_RETURN(
       transformer_,
       Transformer::Create({.model = model_,
-                           .run = {.sequence_length = options_.sequence_length,
+                           .run = {.sequence_length = sequence_length_,
                                    .microbatch_sequences = options_.sequences,
                                    .fp32 = options_.recipe == RecipeKind::kFp32,
                                    .recompute = std::vector<bool>(layers, true),
@@ -217,11 +237,15 @@ absl::StatusOr<EvaluationResult> EvaluateDataset(FileSystem& fs, OfflineModel& m
       options.progress(result.sequences, total);
     }
   }
+  result.loss = loss_sum / static_cast<double>(std::max<std::int64_t>(result.tokens, 1));
+  result.perplexity = std::exp(result.loss);
+  if (!std::isfinite(result.loss)) {
+    return DataLossError(StrCat("evaluating ", model.source(), " on ", path, ": the loss is ",
+                                result.loss, "; the weights are damaged or have diverged"));
+  }
   if (!options.logits_file.empty()) {
     RETURN_IF_ERROR(logits.Write(fs));
   }
-  result.loss = loss_sum / static_cast<double>(std::max<std::int64_t>(result.tokens, 1));
-  result.perplexity = std::exp(result.loss);
   return result;
 }
 
@@ -274,6 +298,11 @@ absl::Status Generate(OfflineModel& model, std::span<const std::int32_t> prompt,
         std::min(text.size(), static_cast<std::size_t>(model.sequence_length()));
     std::copy(text.end() - static_cast<std::ptrdiff_t>(seen), text.end(), window.begin());
     RETURN_IF_ERROR(model.Logits(window, static_cast<std::int64_t>(seen) - 1, 1, logits));
+    if (!std::all_of(logits.begin(), logits.end(), [](float v) { return std::isfinite(v); })) {
+      return DataLossError(StrCat("generating from ", model.source(),
+                                  ": logits are not finite; the weights are damaged or have "
+                                  "diverged"));
+    }
     const std::int32_t token =
         ChooseToken(logits, options, UniformAt(options.seed, static_cast<std::uint64_t>(i)));
     text.push_back(token);
@@ -282,6 +311,27 @@ absl::Status Generate(OfflineModel& model, std::span<const std::int32_t> prompt,
     }
   }
   return absl::OkStatus();
+}
+
+int OfflineExitCode(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return 0;
+    case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kResourceExhausted:
+      return 1;
+    case absl::StatusCode::kInvalidArgument:
+      return 2;
+    case absl::StatusCode::kNotFound:
+      return 3;
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kAlreadyExists:
+      return 4;
+    case absl::StatusCode::kPermissionDenied:
+      return 8;
+    default:
+      return 7;
+  }
 }
 
 }  // namespace octavo

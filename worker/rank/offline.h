@@ -29,9 +29,13 @@
 
 namespace octavo {
 
+inline constexpr std::int64_t kUnknownSequenceLength = 256;
+
 struct OfflineModelOptions {
   std::string path;
   Backend backend;  // not owned
+  // 0: as the weights were trained (manifest) or are meant (Hugging Face's config.json, at most
+  // 2048); kUnknownSequenceLength where neither says.
   std::int64_t sequence_length = 0;
   std::int32_t sequences = 1;  // in one pass
   RecipeKind recipe = RecipeKind::kBf16;
@@ -40,8 +44,8 @@ struct OfflineModelOptions {
 // Not thread-safe.
 class OfflineModel {
  public:
-  // NOT_FOUND, DATA_LOSS; INVALID_ARGUMENT when the recipe does not fit the model or device;
-  // RESOURCE_EXHAUSTED names the bytes.
+  // Checksums of all shards are checked. NOT_FOUND, DATA_LOSS; INVALID_ARGUMENT when the recipe
+  // does not fit the model or device; RESOURCE_EXHAUSTED names the bytes.
   static absl::StatusOr<std::unique_ptr<OfflineModel>> Open(const FileSystem& fs,
                                                             const OfflineModelOptions& options);
 
@@ -55,7 +59,7 @@ class OfflineModel {
   const ModelConfig& model() const { return model_; }
   const std::string& source() const { return source_; }  // checkpoint or folder that was read
   std::int64_t step() const { return step_; }            // trained steps; 0 for a folder
-  std::int64_t sequence_length() const { return options_.sequence_length; }
+  std::int64_t sequence_length() const { return sequence_length_; }
   std::int32_t sequences() const { return options_.sequences; }
 
  private:
@@ -67,6 +71,7 @@ class OfflineModel {
   const OfflineModelOptions options_;
   std::string source_;
   std::int64_t step_ = 0;
+  std::int64_t sequence_length_;
   ModelConfig model_;
   std::unique_ptr<Communicator> self_;
   Arena arena_;
@@ -87,7 +92,8 @@ struct EvaluationResult {
   double loss = 0;                         // mean, nats
   double perplexity = 0;                   // e^loss
 };
-// Sequences in file order. DATA_LOSS when a token is outside the vocabulary.
+// Sequences in file order. DATA_LOSS when a token is outside the vocabulary or the loss is not
+// finite. The logits' file appears whole or not at all.
 absl::StatusOr<EvaluationResult> EvaluateDataset(FileSystem& fs, OfflineModel& model,
                                                  std::shared_ptr<const TokenDataset> dataset,
                                                  const EvaluationOptions& options);
@@ -107,5 +113,9 @@ std::int32_t ChooseToken(std::span<const float> logits, const SamplingOptions& o
 absl::Status Generate(OfflineModel& model, std::span<const std::int32_t> prompt,
                       const SamplingOptions& options,
                       const std::function<bool(std::int32_t token)>& on_token);
+
+// What `octavo-rank --offline` ends with, of the octavo command's exit codes: 1 for a damaged file
+// and for a disk or device without room, 2 for a wrong argument, 3 for a file that is not there.
+int OfflineExitCode(const absl::Status& status);
 
 }  // namespace octavo

@@ -24,13 +24,11 @@ namespace {
 // The exit codes of `octavo`, which passes them on.
 constexpr int kExitOk = 0;
 constexpr int kExitUsage = 2;
-constexpr int kExitNotFound = 3;
-constexpr int kExitInternal = 7;
 
 struct Flags {
   std::string path, device = "cpu", recipe = "bf16", documents = "packed";
   int device_ordinal = 0;
-  std::int64_t sequence_length = 256;
+  std::int64_t sequence_length = 0;  // 0: what the weights are for
   std::int32_t sequences = 1;
   bool json = false;
   std::string data, logits;  // eval
@@ -76,12 +74,15 @@ absl::Status Evaluate(const Flags& flags, const Backend& backend) {
     std::fprintf(stderr, "\r\x1b[K");
   }
   RETURN_IF_ERROR(result.status());
-  std::printf(flags.json ? "{\"step\":%lld,\"sequences\":%lld,\"tokens\":%lld,\"loss\":%.9g,"
-                           "\"perplexity\":%.9g}\n"
-                         : "step:        %lld\nsequences:   %lld\ntokens:      %lld\n"
-                           "loss:        %.6f\nperplexity:  %.4f\n",
-              static_cast<long long>(model->step()), static_cast<long long>(result->sequences),
-              static_cast<long long>(result->tokens), result->loss, result->perplexity);
+  std::printf(
+      flags.json ? "{\"step\":%lld,\"sequence_length\":%lld,\"sequences\":%lld,\"tokens\":%lld,"
+                   "\"loss\":%.9g,"
+                   "\"perplexity\":%.9g}\n"
+                 : "step:        %lld\nlength:      %lld\nsequences:   %lld\ntokens:      %lld\n"
+                   "loss:        %.6f\nperplexity:  %.4f\n",
+      static_cast<long long>(model->step()), static_cast<long long>(model->sequence_length()),
+      static_cast<long long>(result->sequences), static_cast<long long>(result->tokens),
+      result->loss, result->perplexity);
   return absl::OkStatus();
 }
 
@@ -115,6 +116,8 @@ absl::Status GenerateText(const Flags& flags, const Backend& backend) {
                                        " is not bytes; name its tokenizer (--tokenizer sp:MODEL)"));
   }
   std::vector<std::int32_t> text = prompt;
+  std::fprintf(stderr, "context: %lld tokens\n",
+               static_cast<long long>(model->sequence_length()));  // stdout is the text's
   const bool terminal = ::isatty(STDOUT_FILENO) == 1;
   if (bytes) {
     std::fwrite(flags.prompt.data(), 1, flags.prompt.size(), stdout);
@@ -189,16 +192,16 @@ int OfflineMain(int argc, char** argv) {
   absl::Status status = InitLog({.component = "octavo-rank", .min_level = LogLevel::kWarning});
   if (status.ok()) {
     const auto backend = LoadedBackend::Open(flags.device, flags.device_ordinal);
-    status = backend.ok() ? body(flags, (*backend)->backend()) : backend.status();
+    // What is wrong then is the argument: this machine or this build has no such device.
+    status = backend.ok() ? body(flags, (*backend)->backend())
+                          : InvalidArgumentError(
+                                StrCat("--device ", flags.device, ": ", Message(backend.status())));
   }
-  if (status.ok()) {
-    return kExitOk;
+  if (!status.ok()) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "error: %s\n", Message(status).c_str());
   }
-  std::fflush(stdout);
-  std::fprintf(stderr, "error: %s\n", Message(status).c_str());
-  return status.code() == absl::StatusCode::kNotFound          ? kExitNotFound
-         : status.code() == absl::StatusCode::kInvalidArgument ? kExitUsage
-                                                               : kExitInternal;
+  return OfflineExitCode(status);
 }
 
 }  // namespace octavo

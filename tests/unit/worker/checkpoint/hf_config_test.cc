@@ -46,6 +46,20 @@ TEST(HfConfigTest, WhatIsWrittenIsReadBackFieldByField) {
   }
 }
 
+TEST(HfConfigTest, MoreChosenExpertsThanExpertsAreRefusedByName) {
+  EXPECT_THAT(ParseError(SmallQwen(), "num_experts_per_tok", 5),
+              HasSubstr("num_experts_per_tok is 5; valid is 1 to 4"));
+  EXPECT_EQ(ParseError(SmallQwen(), "num_experts_per_tok", 4), "");
+}
+
+TEST(HfConfigTest, TheLongestSequenceIsReadAndMayBeAbsent) {
+  const std::string text = WriteHfConfig(SmallQwen(), {.max_positions = 64});
+  EXPECT_EQ(ParseHfConfig(text, "c")->max_positions, 64);
+  json config = json::parse(text);
+  config.erase("max_position_embeddings");
+  EXPECT_EQ(ParseHfConfig(config.dump(), "c")->max_positions, 0);
+}
+
 TEST(HfConfigTest, FloatsKeepTheirShortDecimals) {
   EXPECT_THAT(WriteHfConfig(SmallMixtral(), {.max_positions = 64}),
               HasSubstr("\"rms_norm_eps\": 2e-05"));

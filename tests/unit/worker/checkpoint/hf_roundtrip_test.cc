@@ -296,6 +296,54 @@ std::map<std::string, Stored> StackExperts(std::map<std::string, Stored> all,
   return out;
 }
 
+TEST_P(HfRoundTripTest, AnIndexThatIsCutOrNamesWhatIsNotInTheFolderIsDamage) {
+  Export(HfFormat::kBf16);
+  const std::string path = JoinPath(dir_.File("hf"), "model.safetensors.index.json");
+  const std::string good = *Fs().ReadFile(path);
+  const auto status = [&](const std::string& text) {
+    EXPECT_TRUE(Fs().WriteFileAtomic(path, text).ok());
+    return ImportFromHf(Fs(), {.folder = dir_.File("hf"), .output = dir_.File("start")}).status();
+  };
+  EXPECT_EQ(status(good.substr(0, good.size() / 2)).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(status("[]").code(), absl::StatusCode::kDataLoss);
+  for (const char* file : {"model-00002-of-00002.safetensors", "../hf/config.json", "..", "/dev"}) {
+    nlohmann::json index = nlohmann::json::parse(good);
+    index["weight_map"]["model.norm.weight"] = file;
+    const absl::Status bad = status(index.dump());
+    EXPECT_EQ(bad.code(), absl::StatusCode::kDataLoss) << file;
+    EXPECT_THAT(Message(bad), HasSubstr(std::string("tensor model.norm.weight is in ") + file));
+    EXPECT_FALSE(Fs().Exists(dir_.File("start"))) << file;
+  }
+  EXPECT_TRUE(status(good).ok());
+}
+
+TEST_P(HfRoundTripTest, NegativeAndNonFiniteScalesAreDamage) {
+  Export(HfFormat::kFp8);
+  const std::string file = JoinPath(dir_.File("hf"), "model-00001-of-00001.safetensors");
+  const std::map<std::string, Stored> good = ReadAll(file);
+  const std::string name = "model.layers.0.self_attn.q_proj.weight_scale_inv";
+  for (const float value : {-1.0f, std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    std::map<std::string, Stored> bad = good;
+    std::memcpy(bad.at(name).bytes.data(), &value, sizeof(value));
+    WriteAll(file, bad);
+    const absl::Status status =
+        ImportFromHf(Fs(), {.folder = dir_.File("hf"), .output = dir_.File("start")}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << value;
+    EXPECT_THAT(Message(status), HasSubstr(name + " holds "));
+    EXPECT_FALSE(Fs().Exists(dir_.File("start"))) << "a failed import leaves nothing";
+  }
+}
+
+TEST_P(HfRoundTripTest, AFullDiskLeavesNoFolderOfTheImport) {
+  Export(HfFormat::kBf16);
+  FaultyFileSystem fs(&Fs());
+  fs.FailWritesAfterBytes(100000);
+  const absl::Status status =
+      ImportFromHf(fs, {.folder = dir_.File("hf"), .output = dir_.File("start")}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << ToString(status);
+  EXPECT_FALSE(Fs().Exists(dir_.File("start")));
+}
+
 TEST_P(HfRoundTripTest, StackedExpertsAreTheSameWeightsAsExpertsOneByOne) {
   for (const HfFormat format : {HfFormat::kBf16, HfFormat::kFp8}) {
     Export(format);

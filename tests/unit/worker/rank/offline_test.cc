@@ -9,10 +9,13 @@
 
 #include "base/str.h"
 #include "proto/spec/job_spec.h"
+#include "tests/support/faulty_fs.h"
+#include "tests/unit/worker/checkpoint/hf_fixture.h"
 #include "tests/unit/worker/rank/rank_harness.h"
 #include "worker/checkpoint/hf_export.h"
 #include "worker/checkpoint/hf_import.h"
 #include "worker/checkpoint/manifest.h"
+#include "worker/checkpoint/store.h"
 #include "worker/data/loader.h"
 #include "worker/rank/assignment.h"
 
@@ -192,6 +195,95 @@ TEST_F(OfflineTest, MistakesAreErrors) {
                 .status()
                 .code(),
             absl::StatusCode::kNotFound);
+}
+
+TEST_F(OfflineTest, TheLengthIsThatOfTheTrainingWhereNobodySaysOtherwise) {
+  TestJob job;
+  job.config.model.router.bias_update_rate = 0;
+  EXPECT_ALL_OK(job.Run());
+  const std::string checkpoints = job.dir.File("checkpoints");
+  EXPECT_EQ(Open(checkpoints, RecipeKind::kBf16, 1, 0)->sequence_length(), 16);
+  EXPECT_EQ(Open(checkpoints, RecipeKind::kBf16, 1, 8)->sequence_length(), 8);
+  for (const auto& [stated, expected] : {std::pair{48, 48}, std::pair{1 << 20, 2048}}) {
+    const std::string folder = job.dir.File(StrCat("hf", stated));
+    ASSERT_TRUE(
+        ExportToHf(Fs(), {.checkpoint = checkpoints, .folder = folder, .max_positions = stated})
+            .ok());
+    EXPECT_EQ(Open(folder, RecipeKind::kBf16, 1, 0)->sequence_length(), expected);
+    ASSERT_TRUE(ImportFromHf(Fs(), {.folder = folder, .output = folder + ".ckpt"}).ok());
+    EXPECT_EQ(Open(folder + ".ckpt", RecipeKind::kBf16, 1, 0)->sequence_length(), expected);
+  }
+}
+
+TEST_F(OfflineTest, DamageEndsWithOneAndNamesTheFile) {
+  TestJob job;
+  EXPECT_ALL_OK(job.Run());
+  const std::string checkpoint = *FindCheckpoint(Fs(), job.dir.File("checkpoints"));
+  const std::string shard = JoinPath(checkpoint, ShardFileName(0));
+  const std::string good = *Fs().ReadFile(shard);
+  const auto expect_damage = [&](const std::string& what) {
+    const absl::Status status =
+        OfflineModel::Open(Fs(), {.path = checkpoint, .backend = backend_}).status();
+    EXPECT_EQ(OfflineExitCode(status), 1) << what << ": " << ToString(status);
+    EXPECT_THAT(Message(status), HasSubstr(shard)) << what;
+  };
+  std::string flipped = good;
+  flipped[flipped.size() - 3] ^= 0x40;
+  ASSERT_TRUE(Fs().WriteFileAtomic(shard, flipped).ok());
+  expect_damage("flipped");
+  ASSERT_TRUE(Fs().WriteFileAtomic(shard, good.substr(0, good.size() / 2)).ok());
+  expect_damage("cut");
+  ASSERT_TRUE(Fs().Remove(shard).ok());
+  expect_damage("missing");
+
+  EXPECT_EQ(OfflineExitCode(absl::OkStatus()), 0);
+  EXPECT_EQ(OfflineExitCode(ResourceExhaustedError("full")), 1);
+  EXPECT_EQ(OfflineExitCode(NotFoundError("none")), 3);
+  EXPECT_EQ(OfflineExitCode(InternalError("bug")), 7);
+  EXPECT_EQ(OfflineExitCode(OpenTokenDataset(Fs(), job.dir.path()).status()), 2) << "a folder";
+  std::string data = *Fs().ReadFile(job.config.data.path);
+  data[data.size() - 20] ^= 1;
+  ASSERT_TRUE(Fs().WriteFileAtomic(job.config.data.path, data).ok());
+  EXPECT_EQ(OfflineExitCode(OpenTokenDataset(Fs(), job.config.data.path).status()), 1);
+}
+
+// Finite weights whose logits overflow FP32, in a checkpoint without any damage.
+TEST_F(OfflineTest, ALossThatIsNotFiniteIsAnError) {
+  TestJob job;
+  ModelConfig model = job.config.model;
+  model.router.bias_update_rate = 0;
+  Weights weights = RandomWeights(model, 1);
+  for (float& v : weights.at("lm_head.weight")) {
+    v = v < 0 ? -3e38f : 3e38f;
+  }
+  const std::string checkpoint = WriteCheckpoint(Fs(), job.dir.File("huge"), model, weights);
+  const auto open = Open(checkpoint, RecipeKind::kFp32, 1);
+  const absl::Status status =
+      EvaluateDataset(
+          Fs(), *open,
+          std::shared_ptr<const TokenDataset>(*OpenTokenDataset(Fs(), job.config.data.path)),
+          {.sequences_max = 1, .logits_file = job.dir.File("logits")})
+          .status();
+  EXPECT_EQ(OfflineExitCode(status), 1) << ToString(status);
+  EXPECT_THAT(Message(status), HasSubstr("the loss is "));
+  EXPECT_FALSE(Fs().Exists(job.dir.File("logits")));
+}
+
+TEST_F(OfflineTest, AFullDiskLeavesNoPartOfTheLogits) {
+  TestJob job;
+  EXPECT_ALL_OK(job.Run());
+  const auto model = Open(job.dir.File("checkpoints"), RecipeKind::kFp32, 1);
+  const std::shared_ptr<const TokenDataset> dataset = *OpenTokenDataset(Fs(), job.config.data.path);
+  FaultyFileSystem fs(&Fs());
+  fs.FailWritesAfterBytes(1000);
+  const EvaluationOptions options{.sequences_max = 2, .logits_file = job.dir.File("logits")};
+  const absl::Status status = EvaluateDataset(fs, *model, dataset, options).status();
+  EXPECT_EQ(OfflineExitCode(status), 1) << ToString(status);
+  EXPECT_FALSE(Fs().Exists(options.logits_file));
+  EXPECT_FALSE(Fs().Exists(options.logits_file + ".partial"));
+  fs.ClearFaults();
+  EXPECT_TRUE(EvaluateDataset(fs, *model, dataset, options).ok());
+  EXPECT_TRUE(Fs().Exists(options.logits_file));
 }
 
 TEST(ChooseTokenTest, FrequenciesAreThoseOfTheTruncatedSoftmax) {
