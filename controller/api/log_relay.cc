@@ -189,7 +189,7 @@ class LogStream final : public grpc::ServerWriteReactor<v1::LogChunk> {
     if (over) {
       if (request_.rank() >= target->ranks) {
         End(WithDetail(InvalidArgumentError(StrCat("rank ", request_.rank(),
-                                                   " does not exist; valid is -1 (all) to ",
+                                                   " does not exist; valid is 0 to ",
                                                    target->ranks - 1)),
                        "NO_LOGS"));
       } else {

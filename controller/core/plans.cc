@@ -8,6 +8,7 @@
 #include "base/str.h"
 #include "controller/core/attempts.h"
 #include "controller/core/jobs.h"
+#include "controller/core/policy_memory.h"
 #include "controller/core/policy_verbs.h"
 #include "controller/core/workers.h"
 #include "proto/convert/error_detail.h"
@@ -54,6 +55,9 @@ absl::Status CheckPlan(const CoreState& state, const JobRecord& job, const Preci
   return absl::OkStatus();
 }
 
+// Which version a request made is remembered beside it, as the fingerprint under this id.
+std::string VersionKey(const std::string& request_id) { return request_id + "#version"; }
+
 // A sentence when protected layers leave bf16 for FP8; an operator may do so. Else empty.
 std::string ProtectionWarning(const v1::JobSpec& spec, const std::vector<PlanChange>& changes) {
   const std::int32_t layers = spec.model().layers();
@@ -98,7 +102,22 @@ const v1::PrecisionPlan& AppendPlan(CoreState& state, JobRecord& job, PrecisionP
 
 }  // namespace
 
-std::string PlanEtag(const JobRecord& job) { return StrCat("p", job.plans.back().version()); }
+std::string PlanEtag(const JobRecord& job) {
+  const std::int64_t edits = job.stored.policy_edits();
+  return StrCat("p", job.plans.back().version(), edits == 0 ? "" : StrCat(".", edits));
+}
+
+void ForgetPins(JobRecord& job, const std::vector<OpSite>& sites) {
+  auto& pinned = *job.stored.mutable_pinned();
+  pinned.erase(std::remove_if(pinned.begin(), pinned.end(),
+                              [&sites](const v1::LayerOpRecipe& pin) {
+                                return std::any_of(
+                                    sites.begin(), sites.end(), [&pin](const OpSite& site) {
+                                      return site.layer == pin.layer() && Name(site.op) == pin.op();
+                                    });
+                              }),
+               pinned.end());
+}
 
 void SavePolicy(CoreState& state, JobRecord& job, Now now) {
   if (state.policy != nullptr && !IsTerminal(job.state())) {
@@ -127,6 +146,13 @@ absl::StatusOr<v1::SetPrecisionResponse> SetPrecision(CoreState& state, const Pl
   v1::SetPrecisionResponse response;
   if (!known.empty()) {
     *response.mutable_plan() = job->plans.back();
+    const auto made = state.requests.find(VersionKey(edit.request_id));
+    for (const v1::PrecisionPlan& plan : job->plans) {
+      if (made != state.requests.end() &&
+          plan.version() == static_cast<std::int64_t>(made->second.fingerprint)) {
+        *response.mutable_plan() = plan;
+      }
+    }
     return response;
   }
   if (IsTerminal(job->state())) {
@@ -170,7 +196,8 @@ absl::StatusOr<v1::SetPrecisionResponse> SetPrecision(CoreState& state, const Pl
         return WithDetail(Annotate(change.status(), StrCat("overrides[", i, "]")), "PLAN_INVALID");
       }
       ApplyOverride(plan, *change);
-      StrAppend(&what, what.empty() ? "" : "; ", "layers ", edit.overrides[i].layers(), " to ",
+      StrAppend(&what, what.empty() ? "" : "; ",
+                SitesText(edit.overrides[i].layers(), edit.overrides[i].ops()), " to ",
                 DebugString(change->recipe));
     }
   }
@@ -216,6 +243,11 @@ absl::StatusOr<v1::SetPrecisionResponse> SetPrecision(CoreState& state, const Pl
   *response.mutable_plan() =
       AppendPlan(state, *job, plan, edit.caller.empty() ? "operator" : edit.caller, now);
   RememberRequest(state, edit.request_id, "SetPrecision", job->uid(), fingerprint);
+  if (!edit.request_id.empty()) {
+    RememberRequest(state, VersionKey(edit.request_id), "SetPrecision version", job->uid(),
+                    static_cast<std::uint64_t>(job->plans.back().version()));
+  }
+  ForgetPins(*job, ChangedSites(newest, plan));
   if (state.policy != nullptr) {
     state.policy->OnOperatorPlan(job->job(), newest, plan);
     SavePolicy(state, *job, now);
@@ -255,15 +287,25 @@ v1::JobPrecision RenderPrecision(const CoreState& state, const JobRecord& job) {
     precision.set_policy_enabled(state.policy->Enabled(job.job()));
     memory = state.policy->Save(job.job());
   }
+  const auto exists = [&job](std::int32_t layer, const std::optional<Op>& op) {
+    return op.has_value() && LayerHasOp(job.spec().model(), layer, *op);
+  };
+  std::set<std::pair<std::int32_t, std::string>> pinned;
+  for (const v1::LayerOpRecipe& pin : job.stored.pinned()) {
+    pinned.insert({pin.layer(), pin.op()});
+  }
   for (const v1::LayerOpRecipe& site : memory.operator_sites()) {
+    if (!exists(site.layer(), ParseOp(site.op()))) {
+      continue;
+    }
     v1::PolicySite& out = *precision.add_sites();
     out.set_layer(site.layer());
     out.set_op(site.op());
-    out.set_status("operator");
+    out.set_status(pinned.contains({site.layer(), site.op()}) ? "pinned" : "operator");
   }
   for (const internal::v1::StoredPolicy::Site& site : memory.sites()) {
     if (site.status() == static_cast<std::int32_t>(SiteState::Status::kHealthy) || site.op() < 0 ||
-        site.op() >= kOpCount) {
+        site.op() >= kOpCount || !exists(site.layer(), static_cast<Op>(site.op()))) {
       continue;
     }
     v1::PolicySite& out = *precision.add_sites();

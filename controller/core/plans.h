@@ -39,8 +39,10 @@ absl::Status AdoptPolicyPlan(CoreState& state, JobRecord& job, PrecisionPlan pla
                              Now now);
 
 v1::JobPrecision RenderPrecision(const CoreState& state, const JobRecord& job);
-// Changes with every version.
+// Changes with every version and with every accepted word of an operator about the policy.
 std::string PlanEtag(const JobRecord& job);
+// An operator's pins of these sites are no more (released, or another recipe was set there).
+void ForgetPins(JobRecord& job, const std::vector<OpSite>& sites);
 // Puts the policy's memory of the job into the store.
 void SavePolicy(CoreState& state, JobRecord& job, Now now);
 

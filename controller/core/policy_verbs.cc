@@ -61,15 +61,33 @@ absl::StatusOr<std::vector<OpSite>> SitesOf(const v1::SetPolicyRequest& request,
 }
 
 std::string Where(const v1::SetPolicyRequest& request) {
-  std::string text = request.layers().empty() ? "all layers" : StrCat("layers ", request.layers());
-  if (request.ops_size() > 0) {
-    StrAppend(&text, " ",
-              StrJoin(std::vector<std::string>(request.ops().begin(), request.ops().end()), ", "));
+  return SitesText(request.layers(), request.ops());
+}
+
+// The operator's pins among the job's sites, for the status; a release takes them away.
+void NotePins(JobRecord& job, const std::vector<OpSite>& sites, bool pinned) {
+  ForgetPins(job, sites);
+  for (const OpSite& site : sites) {
+    if (pinned) {
+      v1::LayerOpRecipe& out = *job.stored.add_pinned();
+      out.set_layer(site.layer);
+      out.set_op(std::string(Name(site.op)));
+    }
   }
-  return text;
 }
 
 }  // namespace
+
+std::string SitesText(const std::string& layers,
+                      const google::protobuf::RepeatedPtrField<std::string>& ops) {
+  const bool one = !layers.empty() && layers.find('-') == std::string::npos;
+  std::string text =
+      layers.empty() ? std::string("all layers") : StrCat(one ? "layer " : "layers ", layers);
+  if (!ops.empty()) {
+    StrAppend(&text, " ", StrJoin(std::vector<std::string>(ops.begin(), ops.end()), ", "));
+  }
+  return text;
+}
 
 absl::StatusOr<v1::JobPrecision> SetPolicy(CoreState& state, const v1::SetPolicyRequest& request,
                                            const std::string& caller, Now now) {
@@ -105,10 +123,11 @@ absl::StatusOr<v1::JobPrecision> SetPolicy(CoreState& state, const v1::SetPolicy
       state.policy->SetEnabled(job->job(), true);
       if (some) {
         state.policy->SetOperatorSites(job->job(), sites, /*release=*/true);
+        NotePins(*job, sites, /*pinned=*/false);
       }
       EmitEvent(
           state, *job, "POLICY",
-          StrCat("policy on", some ? StrCat("; ", Where(request), " are its own again") : "", by),
+          StrCat("policy on", some ? StrCat("; back in its hands: ", Where(request)) : "", by),
           now);
       break;
     case v1::SetPolicyRequest::OFF:
@@ -121,12 +140,14 @@ absl::StatusOr<v1::JobPrecision> SetPolicy(CoreState& state, const v1::SetPolicy
       break;
     case v1::SetPolicyRequest::PIN:
       state.policy->SetOperatorSites(job->job(), sites, /*release=*/false);
-      EmitEvent(state, *job, "POLICY", StrCat(Where(request), " pinned to their recipes", by), now);
+      NotePins(*job, sites, /*pinned=*/true);
+      EmitEvent(state, *job, "POLICY", StrCat(Where(request), " pinned", by), now);
       break;
     default:
       return WithDetail(InvalidArgumentError("action: found none; valid: ON, OFF, PIN"),
                         "PLAN_INVALID");
   }
+  job->stored.set_policy_edits(job->stored.policy_edits() + 1);
   SavePolicy(state, *job, now);
   RememberRequest(state, request.request_id(), "SetPolicy", job->uid(), fingerprint);
   return RenderPrecision(state, *job);

@@ -24,6 +24,10 @@ absl::StatusOr<v1::JobHealth> GetHealth(CoreState& state, const v1::GetHealthReq
 // The telemetry of a job in the store, with what events of this batch have put since.
 absl::StatusOr<std::vector<StoredTelemetry>> TelemetryOf(CoreState& state, const JobRecord& job);
 
+// "layer 1 fc2", "layers 0-3 fc1, fc2", "all layers" (when `layers` is empty).
+std::string SitesText(const std::string& layers,
+                      const google::protobuf::RepeatedPtrField<std::string>& ops);
+
 v1::ReplayPolicyResponse ReplayToWire(const PolicyReplay& replay);
 
 }  // namespace octavo

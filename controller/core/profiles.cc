@@ -59,6 +59,11 @@ absl::StatusOr<v1::JobProfile> StartProfile(CoreState& state, const ProfileArgs&
 
 absl::StatusOr<v1::JobProfile> ReadProfile(CoreState& state, const v1::GetProfileRequest& request) {
   ASSIGN_OR_RETURN(JobRecord * job, FindJob(state, request.name()));
+  if (request.id() != 0 && job->profile.has_value() && job->profile->id() > request.id()) {
+    return WithDetail(AbortedError(StrCat("a newer profile of ", job->job().name(),
+                                          " has replaced this one; ranks serve one at a time")),
+                      "PROFILE_REPLACED");
+  }
   if (!job->profile.has_value() || (request.id() != 0 && job->profile->id() != request.id())) {
     return WithDetail(NotFoundError(StrCat(
                           "no ", request.id() == 0 ? "" : "such ", "profile of ", job->job().name(),

@@ -21,7 +21,7 @@ struct ProfileArgs {
 // FAILED_PRECONDITION: the job does not run.
 absl::StatusOr<v1::JobProfile> StartProfile(CoreState& state, const ProfileArgs& args, Now now);
 
-// What has come so far. NOT_FOUND: no such profile (any more).
+// What has come so far. NOT_FOUND: no such profile (any more). ABORTED: a newer one replaced it.
 absl::StatusOr<v1::JobProfile> ReadProfile(CoreState& state, const v1::GetProfileRequest& request);
 
 // REQUIRES: of the job's current attempt.

@@ -139,8 +139,30 @@ std::string DeviceRefusal(const v1::JobSpec& spec, RecipeKind kind) {
                        spec.precision().allow_emulation());
 }
 
+// The parameters that mean something for the kind (NUMERICS 3).
+std::string ParametersText(RecipeKind kind) {
+  switch (kind) {
+    case RecipeKind::kFp32:
+    case RecipeKind::kBf16:
+      return "no parameters";
+    case RecipeKind::kFp8Delayed:
+      return "format, history_len, amax_algo, margin, accumulate, min_dequant_scale, wgrad";
+    case RecipeKind::kFp8Current:
+      return "format, margin, accumulate, min_dequant_scale, wgrad";
+    case RecipeKind::kFp8Blockwise:
+      return "format, pow2_scales, accumulate, min_dequant_scale, wgrad";
+    case RecipeKind::kFp8Flow:
+      return "accumulate, min_dequant_scale, wgrad";
+    case RecipeKind::kMxfp8:
+      return "accumulate, wgrad";
+  }
+  return {};
+}
+
 // Parameters that the kind does not have would be dropped silently: say so instead.
-bool HasStrayParameter(const Recipe& recipe, const std::string& field, SpecFindings& findings) {
+// A sparse recipe on the wire gives what differs from the field's zero.
+bool HasStrayParameter(const v1::Recipe& wire, const Recipe& recipe, const std::string& field,
+                       SpecFindings& findings) {
   std::vector<std::string> stray;
   if (!recipe.is_fp8()) {
     stray = {"format",      "history_len", "amax_algo",         "margin",
@@ -149,10 +171,12 @@ bool HasStrayParameter(const Recipe& recipe, const std::string& field, SpecFindi
     stray = {"history_len", "amax_algo"};
   }
   for (const std::string& name : stray) {
-    if (findings.WasGiven(StrCat(field, ".", name))) {
+    if (findings.WasGiven(StrCat(field, ".", name)) ||
+        wire.GetReflection()->HasField(wire, v1::Recipe::descriptor()->FindFieldByName(name))) {
       findings.Add(StrCat(field, ".", name), "",
                    StrCat("has no meaning for recipe ", Name(recipe.kind), "; valid: leave it out",
-                          recipe.is_fp8() ? ", or recipe fp8_delayed" : ""));
+                          recipe.is_fp8() ? ", or recipe fp8_delayed" : "", " (",
+                          Name(recipe.kind), " takes ", ParametersText(recipe.kind), ")"));
       return true;
     }
   }
@@ -169,7 +193,7 @@ void CheckRecipe(const v1::JobSpec& spec, const v1::Recipe& wire, const std::str
     findings.Add(field, "", Message(recipe.status()));
     return;
   }
-  if (HasStrayParameter(*recipe, field, findings)) {
+  if (HasStrayParameter(wire, *recipe, field, findings)) {
     return;
   }
   for (Op op : ops) {

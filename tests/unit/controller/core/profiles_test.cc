@@ -89,7 +89,9 @@ TEST_F(CoreProfiles, ARepeatedRequestIsTheSameProfileAndANewOneReplacesIt) {
   const auto second = Start("job", 2, "request-2");
   ASSERT_TRUE(second.ok());
   EXPECT_GT(second->id(), first->id());
-  EXPECT_EQ(Read(first->id()).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Read(first->id()).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(ErrorReason(Read(first->id()).status()), "PROFILE_REPLACED");
+  EXPECT_EQ(Read(second->id() + 1).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(CoreProfiles, AnEndedAttemptIsSaidToBeOver) {

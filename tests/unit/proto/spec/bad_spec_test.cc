@@ -151,7 +151,7 @@ const BadSpec kBadSpecs[] =
          R"(job.yaml:30:29: precision.parameters.history_len: found 5000; valid: an integer, 1 to 4096)"},
         {"ParameterWithoutMeaning", "recipe: fp8_flow",
          "recipe: fp8_flow\n  parameters: {history_len: 64}", "", "",
-         R"(job.yaml:30:29: precision.parameters.history_len: has no meaning for recipe fp8_flow; valid: leave it out, or recipe fp8_delayed)"},
+         R"(job.yaml:30:29: precision.parameters.history_len: has no meaning for recipe fp8_flow; valid: leave it out, or recipe fp8_delayed (fp8_flow takes accumulate, min_dequant_scale, wgrad))"},
         {"HybridFlow", "recipe: fp8_flow", "recipe: fp8_flow\n  parameters: {format: hybrid}", "",
          "",
          R"(job.yaml:30:3: precision.parameters: recipe fp8_flow uses E4M3 for gradients too; format: hybrid is valid for fp8_delayed, fp8_current, fp8_blockwise)"},
