@@ -9,7 +9,7 @@ namespace {
 
 struct Flags {
   std::string path, data, device = "cpu", recipe = "bf16", documents = "packed", logits;
-  std::int64_t sequence_length = 256, sequences = 0;
+  std::int64_t sequence_length = 0, sequences = 0;  // length 0: as trained
   std::int32_t batch = 8, device_ordinal = 0;
   double validation_fraction = 0;
 };
@@ -28,10 +28,12 @@ int Eval(Session& session, const Flags& flags) {
       "--documents",
       flags.documents,
       StrCat("--device-ordinal=", flags.device_ordinal),
-      StrCat("--sequence-length=", flags.sequence_length),
       StrCat("--batch=", flags.batch),
       StrCat("--sequences=", flags.sequences),
       StrCat("--validation-fraction=", flags.validation_fraction)};
+  if (flags.sequence_length > 0) {
+    arguments.push_back(StrCat("--sequence-length=", flags.sequence_length));
+  }
   if (!flags.logits.empty()) {
     arguments.insert(arguments.end(), {"--logits", flags.logits});
   }
@@ -51,9 +53,11 @@ void AddEval(CLI::App& app, Session& session) {
                    "a checkpoint, a folder of them (the newest), or a Hugging Face folder")
       ->required();
   command->add_option("--data", flags->data, "dataset")->required();
-  command->add_option("--sequence-length", flags->sequence_length, "tokens of a sequence")
-      ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 20).description(""))
-      ->capture_default_str();
+  command
+      ->add_option("--sequence-length", flags->sequence_length,
+                   "tokens of a sequence; without it as the weights were trained, 256 if that is "
+                   "not recorded")
+      ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 20).description(""));
   command->add_option("--batch", flags->batch, "sequences in a pass")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();

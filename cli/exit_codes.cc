@@ -31,6 +31,13 @@ ExitCode ExitCodeOf(const absl::Status& status) {
   }
 }
 
+ExitCode LocalExitCodeOf(const absl::Status& status) {
+  return status.code() == absl::StatusCode::kResourceExhausted ||
+                 status.code() == absl::StatusCode::kUnavailable
+             ? kExitJobFailed
+             : ExitCodeOf(status);
+}
+
 ExitCode ExitCodeOf(v1::JobState state) {
   switch (state) {
     case v1::FAILED:

@@ -11,7 +11,7 @@ namespace octavo {
 
 enum ExitCode : int {
   kExitOk = 0,
-  kExitJobFailed = 1,      // the job that was followed ended FAILED; a verification found damage
+  kExitJobFailed = 1,      // the job that was followed ended FAILED; a file is damaged, a disk full
   kExitUsage = 2,          // a flag, file or specification is wrong; nothing was changed
   kExitNotFound = 3,       // no such job, worker, dataset or checkpoint
   kExitConflict = 4,       // not possible in this state, or somebody else was faster
@@ -26,7 +26,7 @@ enum ExitCode : int {
 inline constexpr char kExitCodesHelp[] =
     "Exit status:\n"
     "  0    done; a job that was followed SUCCEEDED\n"
-    "  1    a job that was followed FAILED, or a verification found damage\n"
+    "  1    a job that was followed FAILED, a file is damaged, or a disk is full\n"
     "  2    a flag, file or specification is wrong; nothing was changed\n"
     "  3    no such job, worker, dataset or checkpoint\n"
     "  4    not possible in this state, or changed by somebody else meanwhile\n"
@@ -39,6 +39,10 @@ inline constexpr char kExitCodesHelp[] =
 
 // For a failed call or a local error. OK gives kExitOk.
 ExitCode ExitCodeOf(const absl::Status& status);
+
+// The same for a command that works on files and asks no controller: RESOURCE_EXHAUSTED and
+// UNAVAILABLE are a full disk or a failing one, kExitJobFailed.
+ExitCode LocalExitCodeOf(const absl::Status& status);
 
 // For a job that was followed to `state`; kExitOk for states that are no end.
 ExitCode ExitCodeOf(v1::JobState state);

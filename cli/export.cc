@@ -19,7 +19,8 @@ int Export(Session& session, const HfExportOptions& flags) {
   const absl::StatusOr<HfExportSummary> summary = ExportToHf(PosixFileSystem::Get(), options);
   progress.Finish();
   if (!summary.ok()) {
-    return session.Fail(summary.status());
+    session.Fail(summary.status());
+    return LocalExitCodeOf(summary.status());
   }
   if (session.json()) {
     JsonWriter json;

@@ -17,7 +17,7 @@ constexpr std::string_view kSentencePiece = "sp:";
 
 struct Flags {
   std::string path, prompt, tokenizer = "bytes", device = "cpu", recipe = "bf16";
-  std::int64_t tokens = 200, context = 256;
+  std::int64_t tokens = 200, context = 0;  // context 0: as trained
   std::int32_t device_ordinal = 0;
   double temperature = 0.8, top_p = 0.95;
   std::uint64_t seed = 1;
@@ -49,19 +49,22 @@ class ScratchFolder {
 };
 
 std::vector<std::string> RankArguments(const Flags& flags) {
-  return {"--offline",
-          "generate",
-          flags.path,
-          "--device",
-          flags.device,
-          "--recipe",
-          flags.recipe,
-          StrCat("--device-ordinal=", flags.device_ordinal),
-          StrCat("--sequence-length=", flags.context),
-          StrCat("--tokens=", flags.tokens),
-          StrCat("--temperature=", flags.temperature),
-          StrCat("--top-p=", flags.top_p),
-          StrCat("--seed=", flags.seed)};
+  std::vector<std::string> arguments = {"--offline",
+                                        "generate",
+                                        flags.path,
+                                        "--device",
+                                        flags.device,
+                                        "--recipe",
+                                        flags.recipe,
+                                        StrCat("--device-ordinal=", flags.device_ordinal),
+                                        StrCat("--tokens=", flags.tokens),
+                                        StrCat("--temperature=", flags.temperature),
+                                        StrCat("--top-p=", flags.top_p),
+                                        StrCat("--seed=", flags.seed)};
+  if (flags.context > 0) {
+    arguments.push_back(StrCat("--sequence-length=", flags.context));
+  }
+  return arguments;
 }
 
 int Generate(Session& session, const Flags& flags) {
@@ -137,9 +140,12 @@ void AddGenerate(CLI::App& app, Session& session) {
       ->capture_default_str();
   command->add_option("--seed", flags->seed, "the same seed gives the same text")
       ->capture_default_str();
-  command->add_option("--context", flags->context, "tokens that the model sees at once")
-      ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 20).description(""))
-      ->capture_default_str();
+  command
+      ->add_option(
+          "--context", flags->context,
+          "tokens that the model sees at once; without it as the weights were trained, 256 "
+          "if that is not recorded")
+      ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 20).description(""));
   command->add_option("--recipe", flags->recipe, "precision of all layers")->capture_default_str();
   command->add_option("--device", flags->device, "where it runs")
       ->check(CLI::IsMember({"cpu", "cuda"}).description(""))

@@ -1,5 +1,7 @@
 // octavo import: a Hugging Face folder as a checkpoint that jobs start from; no controller
 // involved.
+#include <filesystem>
+
 #include "base/file.h"
 #include "base/str.h"
 #include "cli/commands.h"
@@ -18,12 +20,16 @@ int Import(Session& session, const HfImportOptions& flags) {
   const absl::StatusOr<HfImportSummary> summary = ImportFromHf(PosixFileSystem::Get(), options);
   progress.Finish();
   if (!summary.ok()) {
-    return session.Fail(summary.status());
+    session.Fail(summary.status());
+    return LocalExitCodeOf(summary.status());
   }
+  // A job's start_from is read by workers, whose current folder is another.
+  const std::string checkpoint =
+      std::filesystem::absolute(summary->checkpoint).lexically_normal().string();
   const std::string model = ModelAsJobYaml(summary->model);
   if (session.json()) {
     JsonWriter json;
-    json.BeginObject().Key("checkpoint").String(summary->checkpoint);
+    json.BeginObject().Key("checkpoint").String(checkpoint);
     json.Key("tensors").Int(summary->tensors).Key("bytes").Int(summary->bytes);
     json.Key("fp8").Bool(summary->fp8).Key("model").String(model).EndObject();
     session.out() << json.Take() << "\n";
@@ -33,7 +39,7 @@ int Import(Session& session, const HfImportOptions& flags) {
                 << HumanBytes(static_cast<double>(summary->bytes))
                 << (summary->fp8 ? ", from FP8 blocks" : "")
                 << "; for a job that starts from it:\n";
-  session.out() << model << "checkpoint:\n  start_from: " << summary->checkpoint << "\n";
+  session.out() << model << "checkpoint:\n  start_from: " << checkpoint << "\n";
   return kExitOk;
 }
 

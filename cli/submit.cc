@@ -87,8 +87,8 @@ void PrintDryRun(Session& session, const v1::Job& job) {
 int Submit(Session& session, const Flags& flags) {
   const absl::StatusOr<std::string> text = ReadSpec(flags.file);
   if (!text.ok()) {
-    session.Fail(text.status());
-    return kExitUsage;  // whatever is wrong with the file, the command line is
+    // Whatever else is wrong with the file, the command line is.
+    return session.Fail(text.status()) == kExitNotFound ? kExitNotFound : kExitUsage;
   }
   const std::string name = flags.file == "-" ? "stdin" : flags.file;
   const ParsedJobSpec parsed = ParseJobSpec(*text, name);

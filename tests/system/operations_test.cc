@@ -53,7 +53,7 @@ TEST(Operations, ExitCodesAreTheDocumentedOnes) {
   TempCluster cluster({.workers = 1});
   EXPECT_EQ(cluster.Cli({"describe", "nobody"}).exit_code, 3);
   EXPECT_EQ(cluster.Cli({"frobnicate"}).exit_code, 2);
-  EXPECT_EQ(cluster.Cli({"submit", "/nonexistent.yaml"}).exit_code, 2);
+  EXPECT_EQ(cluster.Cli({"submit", "/nonexistent.yaml"}).exit_code, 3);
   EXPECT_EQ(cluster.Cli({"version"}).exit_code, 0);
   EXPECT_EQ(cluster.Cli({"workers", "-o", "json"}).exit_code, 0);
   EXPECT_EQ(cluster.Cli({"completion", "bash"}).exit_code, 0);

@@ -119,7 +119,7 @@ TEST_F(CliTest, AWrongFileNeverReachesTheController) {
                                            "least 1\n"));
   EXPECT_THAT(result.err, HasSubstr("did you mean \"fp8_flow\"?\n"));
   EXPECT_THAT(result.err, HasSubstr("2 errors; nothing was submitted"));
-  EXPECT_EQ(Run({"submit", folder_ + "/missing.yaml"}).code, 2);
+  EXPECT_EQ(Run({"submit", folder_ + "/missing.yaml"}).code, 3);
 }
 
 TEST_F(CliTest, ErrorsOfTheServerCarryTheirViolations) {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <sstream>
 
 #include "base/str.h"
@@ -35,7 +36,8 @@ class HfCommandsTest : public ::testing::Test {
 };
 
 TEST_F(HfCommandsTest, AnExportImportsAgainAndTheDifferencesAreShown) {
-  const Result exported = RunCommand({"export", dir_.File("job"), dir_.File("hf"), "--format", "fp8"});
+  const Result exported =
+      RunCommand({"export", dir_.File("job"), dir_.File("hf"), "--format", "fp8"});
   EXPECT_EQ(exported.code, 0) << exported.err;
   EXPECT_THAT(exported.out, HasSubstr(checkpoint_ + " (step 12)"));
   const Result imported = RunCommand({"import", dir_.File("hf"), dir_.File("start")});
@@ -62,7 +64,8 @@ TEST_F(HfCommandsTest, ExitCodesSayWhatWentWrong) {
   const Result again = RunCommand({"export", checkpoint_, dir_.File("hf")});
   EXPECT_EQ(again.code, 4);
   EXPECT_THAT(again.err, HasSubstr("exists; name a new folder"));
-  EXPECT_EQ(RunCommand({"import", dir_.File("job"), dir_.File("start")}).code, 3) << "no config.json";
+  EXPECT_EQ(RunCommand({"import", dir_.File("job"), dir_.File("start")}).code, 3)
+      << "no config.json";
 
   ModelConfig model = SmallQwen();
   model.router.score = RouterScore::kSigmoid;
@@ -72,8 +75,46 @@ TEST_F(HfCommandsTest, ExitCodesSayWhatWentWrong) {
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.err, HasSubstr("sigmoid scores (model.moe.router.score)"));
   EXPECT_EQ(
-      RunCommand({"data", "build", dir_.path(), "--output", dir_.File("d"), "--tokenizer", "bpe"}).code,
+      RunCommand({"data", "build", dir_.path(), "--output", dir_.File("d"), "--tokenizer", "bpe"})
+          .code,
       2);
+}
+
+TEST_F(HfCommandsTest, AFlippedByteOrAMissingShardEndsAnExportWithOneAndTheFilesName) {
+  PosixFileSystem& fs = PosixFileSystem::Get();
+  const std::string shard = JoinPath(checkpoint_, "rank-00000.safetensors");
+  const std::string good = *fs.ReadFile(shard);
+  const auto expect_damage = [&](const std::string& what) {
+    const Result result = RunCommand({"export", dir_.File("job"), dir_.File("hf")});
+    EXPECT_EQ(result.code, 1) << what << result.err;
+    EXPECT_THAT(result.err, HasSubstr(shard)) << what;
+    EXPECT_FALSE(fs.Exists(dir_.File("hf"))) << what;
+  };
+  std::string flipped = good;
+  flipped[flipped.size() - 3] ^= 0x40;
+  ASSERT_TRUE(fs.WriteFileAtomic(shard, flipped).ok());
+  expect_damage("flipped");
+  std::string header = good;
+  header[9] = '#';
+  ASSERT_TRUE(fs.WriteFileAtomic(shard, header).ok());
+  expect_damage("header");
+  ASSERT_TRUE(fs.WriteFileAtomic(shard, good.substr(0, good.size() / 2)).ok());
+  expect_damage("cut");
+  ASSERT_TRUE(fs.Remove(shard).ok());
+  expect_damage("missing");
+  ASSERT_TRUE(fs.WriteFileAtomic(shard, good).ok());
+  EXPECT_EQ(RunCommand({"export", dir_.File("job"), dir_.File("hf")}).code, 0) << "whole again";
+}
+
+TEST_F(HfCommandsTest, AnImportPrintsAPathThatAJobAccepts) {
+  ASSERT_EQ(RunCommand({"export", checkpoint_, dir_.File("hf")}).code, 0);
+  const std::string relative =
+      std::filesystem::relative(dir_.File("start"), std::filesystem::current_path()).string();
+  const Result imported = RunCommand({"import", dir_.File("hf"), relative});
+  ASSERT_EQ(imported.code, 0) << imported.err;
+  EXPECT_THAT(imported.out,
+              HasSubstr("start_from: " +
+                        std::filesystem::weakly_canonical(dir_.File("start")).string() + "/step-"));
 }
 
 }  // namespace

@@ -77,6 +77,9 @@ TEST(ExitCodeTest, EveryKindOfErrorHasItsDocumentedCode) {
                                            {Code::kCancelled, 130}};
   for (const auto& [code, exit_code] : expected) {
     EXPECT_EQ(ExitCodeOf(absl::Status(code, "x")), exit_code) << static_cast<int>(code);
+    const bool disk = code == Code::kUnavailable || code == Code::kResourceExhausted;
+    EXPECT_EQ(LocalExitCodeOf(absl::Status(code, "x")), disk ? 1 : exit_code)
+        << static_cast<int>(code);
     EXPECT_NE(std::string(kExitCodesHelp).find("\n  " + std::to_string(exit_code) + " "),
               std::string::npos)
         << exit_code;
