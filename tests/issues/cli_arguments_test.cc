@@ -70,7 +70,7 @@ TEST(CliArguments, SubmitReadsFilesOnlyAndNoMoreThanASpecMayHave) {
   const Said folder = Octavo({"submit", "--dry-run", dir.path()});
   EXPECT_EQ(folder.code, kExitUsage);
   const Said missing = Octavo({"submit", "--dry-run", dir.File("nowhere.yaml")});
-  EXPECT_EQ(missing.code, kExitUsage);
+  EXPECT_EQ(missing.code, kExitNotFound);
   EXPECT_THAT(missing.err, HasSubstr("No such file"));
   ASSERT_TRUE(PosixFileSystem::Get()
                   .WriteFileAtomic(dir.File("long.yaml"), std::string(kMaxSpecBytes + 1, '#'))
