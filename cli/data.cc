@@ -22,6 +22,7 @@ struct Flags {
   std::uint64_t max_bytes = 0;
   double validation_fraction = 0.02;  // as data.validation_fraction of a job
   bool verify = false;
+  bool overwrite = false;
   std::string tokenizer = "bytes";
   std::int32_t threads = 0;
 };
@@ -47,6 +48,12 @@ int BuildWithModel(Session& session, const Flags& flags) {
 }
 
 int Build(Session& session, const Flags& flags) {
+  if (!flags.overwrite && PosixFileSystem::Get().Exists(flags.path)) {
+    return session.Fail(AlreadyExistsError(
+        StrCat("building ", flags.path,
+               ": there is one already, and jobs may be training on it; give another --output, or "
+               "--overwrite to replace it")));
+  }
   if (StartsWith(flags.tokenizer, kSentencePiece)) {
     return BuildWithModel(session, flags);
   }
@@ -157,6 +164,7 @@ void AddData(CLI::App& app, Session& session) {
       group->add_subcommand("build", "text of files as tokens; every file is a document");
   build->add_option("inputs", flags->inputs, "files and folders, in this order")->required();
   build->add_option("--output", flags->path, "file to write")->required();
+  build->add_flag("--overwrite", flags->overwrite, "replace an existing file");
   build
       ->add_option("--max-bytes", flags->max_bytes,
                    "stop after so much text, e.g. 24MB or 16MiB; 0: no limit")

@@ -484,6 +484,10 @@ TEST_F(CliTest, DataBuildAndInspectWork) {
                             "1MB", "-o", "json"});
   EXPECT_EQ(built.code, 0) << built.err;
   EXPECT_THAT(built.out, HasSubstr("\"tokens\": 4000,"));
+  const Result again = Run({"data", "build", folder_ + "/a.txt", "--output", dataset});
+  EXPECT_NE(again.code, 0);
+  EXPECT_THAT(again.err, HasSubstr("--overwrite"));
+  EXPECT_EQ(Run({"data", "build", folder_ + "/a.txt", "--output", dataset, "--overwrite"}).code, 0);
   const Result inspected = Run({"data", "inspect", dataset, "--verify"});
   EXPECT_EQ(inspected.code, 0) << inspected.err;
   EXPECT_THAT(inspected.out, HasSubstr("unigram entropy:  0.5623 nats per token\n"));
