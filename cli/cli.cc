@@ -44,7 +44,7 @@ void AddGlobalFlags(CLI::App& app, Session& session) {
   const std::map<std::string, OutputFormat> formats = {{"table", OutputFormat::kTable},
                                                        {"json", OutputFormat::kJson}};
   app.add_option("-o,--output", session.format, "table (for people) or json (for scripts)")
-      ->transform(CLI::CheckedTransformer(formats).description(""))
+      ->transform(OneOf(formats))
       ->option_text("table|json");
 }
 

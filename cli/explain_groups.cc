@@ -127,7 +127,7 @@ std::vector<WarningGroup> Warnings(const std::vector<v1::JobEvent>& events) {
   std::vector<WarningGroup> groups;
   std::map<std::string, std::size_t> known;
   for (const v1::JobEvent& event : events) {
-    if (!IsTold(event)) {
+    if (event.kind() != "WARNING") {
       continue;
     }
     const auto [at, fresh] = known.emplace(WithoutNumbers(event.message()), groups.size());

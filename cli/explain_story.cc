@@ -18,6 +18,7 @@ namespace {
 // Shares of kShortStorySentences; what each leaves out is one sentence.
 constexpr std::size_t kAttemptsTold = 2, kOperatorPlansTold = 3, kDecisionsTold = 5;
 constexpr std::size_t kWarningsTold = 2, kSitesTold = 2, kMismatchesTold = 1;
+constexpr std::size_t kPolicyWordsTold = 3;  // in one sentence
 
 std::string Sentence(std::string text) {
   if (!text.empty() && text.back() != '.') {
@@ -67,13 +68,20 @@ std::string StateSentence(const v1::Job& job) {
   return Sentence(text);
 }
 
-std::string AttemptSentence(const v1::Attempt& attempt) {
+std::string AttemptSentence(const v1::JobSpec& spec, const v1::Attempt& attempt) {
   std::string text = StrCat("Attempt ", attempt.number());
-  StrAppend(&text,
-            attempt.loaded_checkpoint_step() > 0 ? StrCat(" continued from the checkpoint of step ",
-                                                          attempt.loaded_checkpoint_step())
-                                                 : std::string(" began with fresh weights"),
-            " and reached step ", attempt.last_step());
+  if (attempt.loaded_checkpoint_step() > 0) {
+    StrAppend(&text, " continued from the checkpoint of step ", attempt.loaded_checkpoint_step());
+  } else if (attempt.first_step() == 0 && attempt.last_step() == 0) {
+    StrAppend(&text, " has not begun to train");  // or ended before it had its weights
+  } else if (!spec.checkpoint().start_from().empty()) {
+    StrAppend(&text, " began with the weights of ", spec.checkpoint().start_from());
+  } else {
+    StrAppend(&text, " began with fresh weights");
+  }
+  if (attempt.first_step() > 0 || attempt.last_step() > 0) {
+    StrAppend(&text, " and reached step ", attempt.last_step());
+  }
   if (!attempt.end_reason().empty()) {
     StrAppend(&text, "; it ended because ", attempt.end_reason());
   }
@@ -150,7 +158,7 @@ void AddAttempts(const v1::Job& job, std::vector<std::string>* out) {
   const auto& attempts = job.attempts();
   if (attempts.size() <= static_cast<int>(kAttemptsTold)) {
     for (const v1::Attempt& attempt : attempts) {
-      out->push_back(AttemptSentence(attempt));
+      out->push_back(AttemptSentence(job.spec(), attempt));
     }
     return;
   }
@@ -164,7 +172,7 @@ void AddAttempts(const v1::Job& job, std::vector<std::string>* out) {
   }
   out->push_back(
       StrCat("There were ", attempts.size(), " attempts; the earlier ones ended by ", list, "."));
-  out->push_back(AttemptSentence(attempts[attempts.size() - 1]));
+  out->push_back(AttemptSentence(job.spec(), attempts[attempts.size() - 1]));
 }
 
 void AddPlans(const std::vector<v1::PrecisionPlan>& plans, std::vector<std::string>* out) {
@@ -195,6 +203,26 @@ void AddPlans(const std::vector<v1::PrecisionPlan>& plans, std::vector<std::stri
     out->push_back(StrCat("The policy made ", by_policy, " plan versions:"));
   }
   AddSome(std::move(sentences), kDecisionsTold, "its decisions", out);
+}
+
+// Operators' words about the policy: the newest ones, in their order, so that the last one holds.
+void AddPolicyWords(const std::vector<v1::JobEvent>& events, std::vector<std::string>* out) {
+  std::vector<std::string> words;
+  for (const v1::JobEvent& event : events) {
+    if (event.kind() == "POLICY") {
+      words.push_back(event.message());
+    }
+  }
+  if (words.empty()) {
+    return;
+  }
+  const std::size_t all = words.size();
+  std::string text = "Operators about the policy";
+  if (all > kPolicyWordsTold) {
+    words.erase(words.begin(), words.end() - static_cast<std::ptrdiff_t>(kPolicyWordsTold));
+    StrAppend(&text, " (the last ", kPolicyWordsTold, " of ", all, ")");
+  }
+  out->push_back(Sentence(StrCat(text, ": ", StrJoin(words, "; then "))));
 }
 
 void AddWarnings(const std::vector<v1::JobEvent>& events, std::vector<std::string>* out) {
@@ -234,6 +262,9 @@ void AddSites(const v1::JobPrecision& precision, std::vector<std::string>* out) 
       sentences.push_back(StrCat(where, one ? " is" : " are",
                                  " in an operator's hands; the policy ", "leaves ",
                                  one ? "it" : "them", " alone."));
+    } else if (status == "pinned" && original.empty()) {
+      sentences.push_back(StrCat(where, one ? " is" : " are", " pinned by an operator; the policy ",
+                                 "leaves ", one ? "it" : "them", " alone."));
     } else if (status == "pinned") {
       sentences.push_back(StrCat(where, one ? " is" : " are", " pinned after too many falls from ",
                                  original, ", last because of ", cause, "; an operator decides."));
@@ -280,6 +311,7 @@ std::vector<std::string> ShortStory(const StoryInput& input) {
   if (std::optional<std::string> retries = RetrySentence(input.job.progress())) {
     out.push_back(*std::move(retries));
   }
+  AddPolicyWords(input.events, &out);
   AddWarnings(input.events, &out);
   if (!input.precision.policy_enabled()) {
     out.push_back(kPolicyOff);
@@ -292,7 +324,7 @@ std::vector<std::string> ShortStory(const StoryInput& input) {
 std::vector<std::string> FullStory(const StoryInput& input) {
   std::vector<std::string> out = {StateSentence(input.job)};
   for (const v1::Attempt& attempt : input.job.attempts()) {
-    out.push_back(AttemptSentence(attempt));
+    out.push_back(AttemptSentence(input.job.spec(), attempt));
   }
   for (const v1::PrecisionPlan& plan : OldestFirst(input.plans)) {
     out.push_back(PlanSentence(plan));
@@ -314,6 +346,8 @@ std::vector<std::string> FullStory(const StoryInput& input) {
     const std::string where = StrCat("Layer ", site.layer(), " ", site.op());
     if (site.status() == "operator") {
       out.push_back(StrCat(where, " is in an operator's hands; the policy leaves it alone."));
+    } else if (site.status() == "pinned" && site.original().empty()) {
+      out.push_back(StrCat(where, " is pinned by an operator; the policy leaves it alone."));
     } else if (site.status() == "pinned") {
       out.push_back(StrCat(where, " fell from ", site.original(), " ",
                            Times(site.relapses() + 1, "time"), ", last because of ", site.cause(),

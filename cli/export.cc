@@ -7,6 +7,7 @@
 #include "cli/output/json.h"
 #include "cli/output/progress.h"
 #include "cli/output/table.h"
+#include "cli/validators.h"
 #include "worker/checkpoint/hf_export.h"
 
 namespace octavo {
@@ -53,7 +54,7 @@ void AddExport(CLI::App& app, Session& session) {
   command
       ->add_option("--format", flags->format,
                    "bf16, or fp8: E4M3 with a scale per 128×128 block (weight_scale_inv)")
-      ->transform(CLI::CheckedTransformer(formats).description(""))
+      ->transform(OneOf(formats))
       ->option_text("bf16|fp8");
   command
       ->add_option("--context-length", flags->max_positions,

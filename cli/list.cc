@@ -28,6 +28,19 @@ std::string StepCell(const v1::JobProgress& progress) {
   return StrCat(progress.step(), "/", progress.total_steps());
 }
 
+// "fp8_flow 4/6, bf16 2/6" as ranks report; the spec's recipe before they have.
+std::string RecipeCell(const v1::Job& job) {
+  std::string text = job.progress().recipe_summary();
+  if (text.empty()) {
+    return job.spec().precision().recipe();
+  }
+  const std::string_view unit = " layers";
+  if (const std::size_t at = text.find(unit); at != std::string::npos) {
+    text.erase(at, unit.size());
+  }
+  return text;
+}
+
 void PrintTable(Session& session, const std::vector<v1::Job>& jobs) {
   Table table({{"JOB"},
                {"STATE"},
@@ -45,7 +58,7 @@ void PrintTable(Session& session, const std::vector<v1::Job>& jobs) {
     table.AddRow({BareName(job.name()), v1::JobState_Name(job.state()),
                   std::to_string(job.spec().priority()),
                   std::to_string(job.spec().parallel().ranks()), StepCell(job.progress()),
-                  LossCell(job.progress()), job.spec().precision().recipe(), age,
+                  LossCell(job.progress()), RecipeCell(job), age,
                   job.state() == v1::RUNNING ? "" : StatusText(job)});
   }
   session.out() << (jobs.empty() ? "no jobs\n" : table.Render());

@@ -1,6 +1,8 @@
-// octavo precision show|set|history|diff|rollback: the plan as a resource with history. The policy's
-// part (auto, pin, replay) is in precision_policy.cc.
+// octavo precision show|set|history|diff|rollback: the plan as a resource with history. The
+// policy's part (auto, pin, replay) is in precision_policy.cc.
 #include "proto/convert/precision.h"
+
+#include <set>
 
 #include "base/status.h"
 #include "base/str.h"
@@ -217,6 +219,29 @@ absl::Status SetParameter(const std::string& text, v1::Recipe* recipe) {
   return absl::OkStatus();
 }
 
+// What was changed is the operator's; how to give it back. Empty when nothing changed.
+std::string GiveBackText(const std::string& job, const v1::SetPrecisionResponse& response) {
+  std::set<std::int32_t> layers;
+  for (const v1::LayerOpRecipe& change : response.changed()) {
+    layers.insert(change.layer());
+  }
+  std::string text;
+  for (auto at = layers.begin(); at != layers.end();) {
+    const std::int32_t first = *at;
+    std::int32_t last = first;
+    while (++at != layers.end() && *at == last + 1) {
+      last = *at;
+    }
+    StrAppend(&text, text.empty() ? "" : ", also --layers ", first,
+              last == first ? std::string() : StrCat("-", last));
+  }
+  return text.empty() ? text
+                      : StrCat(
+                            "the policy leaves these ops alone now; back to the policy: octavo "
+                            "precision auto on ",
+                            BareName(job), " --layers ", text, "\n");
+}
+
 int Send(Session& session, v1::SetPrecisionRequest request, const Flags& flags) {
   request.set_name(JobResource(flags.job));
   request.set_request_id(flags.request_id.empty() ? NewRequestId() : flags.request_id);
@@ -249,6 +274,9 @@ int Send(Session& session, v1::SetPrecisionRequest request, const Flags& flags) 
   session.out() << (table.empty() ? "nothing changes\n" : table.Render());
   for (const std::string& warning : response->warnings()) {
     session.out() << "warning: " << Printable(warning) << "\n";
+  }
+  if (!flags.dry_run) {
+    session.out() << GiveBackText(flags.job, *response);
   }
   if (response->has_replay()) {
     session.out() << "\nthe policy on the stored telemetry under this plan\n"

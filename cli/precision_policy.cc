@@ -45,6 +45,18 @@ int Send(Session& session, const Flags& flags, v1::SetPolicyRequest::Action acti
   }
   session.out() << "policy " << (answer->policy_enabled() ? "on" : "off") << "\n"
                 << PolicySitesText(*answer);
+  if (action == v1::SetPolicyRequest::PIN) {
+    std::string command = StrCat("octavo precision auto on ", BareName(flags.job));
+    if (!flags.layers.empty()) {
+      StrAppend(&command, " --layers ", flags.layers);
+    } else {
+      StrAppend(&command, " --layers 0-", answer->plan().layers() - 1);
+    }
+    if (!flags.ops.empty()) {
+      StrAppend(&command, " --ops ", StrJoin(flags.ops, ","));
+    }
+    session.out() << "pinned ops stay as they are; back to the policy: " << command << "\n";
+  }
   return kExitOk;
 }
 
@@ -99,7 +111,7 @@ std::string PolicySitesText(const v1::JobPrecision& precision) {
                {"HOLD", Align::kRight},
                {"RELAPSES", Align::kRight}});
   for (const v1::PolicySite& site : precision.sites()) {
-    const bool fell = site.status() != "operator";
+    const bool fell = !site.original().empty();  // else an operator holds it
     table.AddRow({std::to_string(site.layer()), site.op(), site.status(), site.original(),
                   site.cause(), fell ? std::to_string(site.since_step()) : "",
                   fell ? std::to_string(site.hold_steps()) : "",
@@ -150,13 +162,15 @@ void AddPrecisionPolicy(CLI::App& group, Session& session) {
     command->add_option("--etag", flags->etag, "only if nobody changed the plan since");
     command->add_option("--request-id", flags->request_id, "repeat under this id");
   };
-  CLI::App* automatic = add("auto", "switch the policy of a job on or off", Auto);
+  CLI::App* automatic = add(
+      "auto", "switch the policy of a job on or off; on --layers gives layers back to it", Auto);
   automatic->add_option("word", flags->word, "on or off")
       ->required()
       ->check(CLI::IsMember({"on", "off"}).description(""));
   automatic->add_option("job", flags->job, "name of the job")->required();
   changes(automatic);
-  CLI::App* pin = add("pin", "keep layers in their recipe, whatever the policy sees", Pin);
+  CLI::App* pin = add(
+      "pin", "keep layers in their recipe, whatever the policy sees, until auto on --layers", Pin);
   pin->add_option("job", flags->job, "name of the job")->required();
   changes(pin);
   CLI::App* replay =

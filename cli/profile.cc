@@ -237,6 +237,18 @@ int Profile(Session& session, const Flags& flags) {
   if (!client.ok()) {
     return session.Fail(client.status());
   }
+  if (flags.rank >= 0) {  // asked before, because a profile replaces another one
+    v1::GetJobRequest get;
+    get.set_name(JobResource(flags.job));
+    const absl::StatusOr<v1::Job> job = (*client)->Call(&JobStub::GetJob, get);
+    if (!job.ok()) {
+      return session.Fail(job.status());
+    }
+    if (const std::int32_t ranks = job->spec().parallel().ranks(); flags.rank >= ranks) {
+      return session.Fail(InvalidArgumentError(
+          StrCat("--rank ", flags.rank, " does not exist; valid: 0 to ", ranks - 1)));
+    }
+  }
   v1::ProfileJobRequest request;
   request.set_name(JobResource(flags.job));
   request.set_steps(flags.steps);
@@ -277,7 +289,8 @@ void AddProfile(CLI::App& app, Session& session) {
   command->add_option("--by", flags->by, "op, layer or site (the product that a call belongs to)")
       ->check(CLI::IsMember({"op", "layer", "site"}))
       ->capture_default_str();
-  command->add_option("--rank", flags->rank, "show this rank; default: the busiest one");
+  command->add_option("--rank", flags->rank, "show this rank; default: the busiest one")
+      ->check(AtLeast(0));
   command->add_option("--limit", flags->limit, "rows to show")
       ->check(AtLeast(1))
       ->capture_default_str();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <map>
 #include <string>
 
 #include "base/str.h"
@@ -46,6 +47,25 @@ inline CLI::Validator PlainName() {
                    : StrCat("found \"", text, "\"; valid: 1 to 128 letters, digits, '.', '_', '-'");
       },
       "", "name");
+}
+
+// One of the words of a map (word → enumerator), turned into the enumerator.
+template <class Enum>
+CLI::Validator OneOf(const std::map<std::string, Enum>& words) {
+  return CLI::Validator(
+      [words](std::string& text) {
+        const auto found = words.find(text);
+        if (found != words.end()) {
+          text = std::to_string(static_cast<int>(found->second));  // what CLI11 reads enums from
+          return std::string();
+        }
+        std::string valid;
+        for (const auto& [word, value] : words) {
+          StrAppend(&valid, valid.empty() ? "" : ", ", word);
+        }
+        return StrCat("found \"", text, "\"; valid: ", valid);
+      },
+      "", "one of");
 }
 
 inline CLI::Validator NotEmpty() {

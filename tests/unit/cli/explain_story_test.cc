@@ -115,6 +115,57 @@ TEST(ExplainStory, WarningsThatDifferInNumbersAreCounted) {
   EXPECT_EQ(FullStory(input).size(), 33u);
 }
 
+TEST(ExplainStory, AnAttemptBeganWithWhatItLoaded) {
+  StoryInput input = Healthy(3);
+  input.job.mutable_spec()->mutable_checkpoint()->set_start_from("/ckpt/base");
+  v1::Attempt& second = *input.job.add_attempts();
+  second.set_number(2);
+  for (const auto& story : {ShortStory(input), FullStory(input)}) {
+    EXPECT_THAT(story, Contains("Attempt 1 began with the weights of /ckpt/base and reached step "
+                                "1000."));
+    EXPECT_THAT(story, Contains("Attempt 2 has not begun to train."));
+  }
+  input.job.mutable_attempts(1)->set_first_step(501);
+  input.job.mutable_attempts(1)->set_loaded_checkpoint_step(500);
+  input.job.mutable_attempts(1)->set_last_step(600);
+  EXPECT_THAT(
+      ShortStory(input),
+      Contains("Attempt 2 continued from the checkpoint of step 500 and reached step 600."));
+}
+
+TEST(ExplainStory, TheLastWordAboutThePolicyIsToldAndIsNoWarning) {
+  StoryInput input = Healthy(3);
+  const auto say = [&input](const std::string& text) {
+    v1::JobEvent& event = input.events.emplace_back();
+    event.set_kind("POLICY");
+    event.set_message(text);
+  };
+  say("policy off by an operator");
+  say("policy on by an operator");
+  EXPECT_EQ(
+      ShortStory(input).back(),
+      "Operators about the policy: policy off by an operator; then policy on by an operator.");
+  say("layer 1 fc2 pinned by ann");
+  say("policy off by ann");
+  const std::vector<std::string> story = ShortStory(input);
+  EXPECT_EQ(story.back(),
+            "Operators about the policy (the last 3 of 4): policy on by an operator; then layer 1 "
+            "fc2 pinned by ann; then policy off by ann.");
+  EXPECT_THAT(story, testing::Not(Contains(HasSubstr("warnings"))));
+}
+
+TEST(ExplainStory, AnOperatorsPinIsNoFall) {
+  StoryInput input = Healthy(3);
+  v1::PolicySite& site = *input.precision.add_sites();
+  site.set_layer(1);
+  site.set_op("fc2");
+  site.set_status("pinned");
+  EXPECT_THAT(ShortStory(input),
+              Contains("Layer 1 fc2 is pinned by an operator; the policy leaves it alone."));
+  EXPECT_THAT(FullStory(input),
+              Contains("Layer 1 fc2 is pinned by an operator; the policy leaves it alone."));
+}
+
 TEST(ExplainStory, SitesAreGroupedByWhatHoldsThem) {
   StoryInput input = Healthy(5);
   input.precision.set_policy_enabled(false);

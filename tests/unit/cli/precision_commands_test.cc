@@ -72,7 +72,7 @@ TEST_F(PrecisionCommands, AutoAndPinSendTheirActionLayersAndOps) {
     v1::PolicySite& site = *response->add_sites();
     site.set_layer(3);
     site.set_op("fc2");
-    site.set_status("operator");
+    site.set_status(request.action() == v1::SetPolicyRequest::PIN ? "pinned" : "operator");
     return absl::OkStatus();
   };
   Result result = Run({"precision", "pin", "demo", "--layers", "2-3", "--ops", "fc1,fc2",
@@ -86,7 +86,9 @@ TEST_F(PrecisionCommands, AutoAndPinSendTheirActionLayersAndOps) {
   EXPECT_EQ(got.etag(), "p4");
   EXPECT_EQ(got.request_id(), "r1");
   EXPECT_THAT(result.out, HasSubstr("policy on\n"));
-  EXPECT_THAT(result.out, HasSubstr("    3  fc2  operator"));
+  EXPECT_THAT(result.out, testing::ContainsRegex("    3  fc2  pinned *\n"));
+  EXPECT_THAT(result.out,
+              HasSubstr("octavo precision auto on demo --layers 2-3 --ops fc1,fc2\n"));
   result = Run({"precision", "auto", "off", "demo"});
   EXPECT_EQ(result.code, kExitOk);
   EXPECT_EQ(got.action(), v1::SetPolicyRequest::OFF);
@@ -211,9 +213,12 @@ TEST_F(PrecisionCommands, RollbackNamesItsVersionAndADryRunChangesNothing) {
   EXPECT_THAT(result.out, HasSubstr("valid; it would be plan version 7\n"));
   EXPECT_THAT(result.out, HasSubstr("warning: layer 0 is protected\n"));
   EXPECT_THAT(result.out, HasSubstr("no telemetry is stored yet"));
+  EXPECT_THAT(result.out, Not(HasSubstr("back to the policy"))) << "nothing was changed";
   result = Run({"precision", "rollback", "demo", "--to", "1"});
   EXPECT_FALSE(got.validate_only());
   EXPECT_THAT(result.out, HasSubstr("plan version 7; ranks apply it at their next step\n"));
+  EXPECT_THAT(result.out,
+              HasSubstr("back to the policy: octavo precision auto on demo --layers 1\n"));
   EXPECT_EQ(Run({"precision", "rollback", "demo", "--to", "0"}).code, kExitUsage);
   EXPECT_EQ(Run({"precision", "rollback", "demo"}).code, kExitUsage);
   server_.set = [](const v1::SetPrecisionRequest&, v1::SetPrecisionResponse*) {
@@ -222,6 +227,32 @@ TEST_F(PrecisionCommands, RollbackNamesItsVersionAndADryRunChangesNothing) {
   result = Run({"precision", "rollback", "demo", "--to", "9"});
   EXPECT_EQ(result.code, kExitUsage);
   EXPECT_THAT(result.err, HasSubstr("valid is 1 to 6"));
+}
+
+TEST_F(PrecisionCommands, TheListShowsTheRecipesThatRanksReport) {
+  server_.list = [](const v1::ListJobsRequest&, v1::ListJobsResponse* response) {
+    for (const char* summary : {"", "fp8_flow 4/6 layers, bf16 2/6"}) {
+      v1::Job& job = *response->add_jobs();
+      job.set_name("jobs/demo");
+      job.mutable_spec()->mutable_precision()->set_recipe("auto");
+      job.mutable_progress()->set_recipe_summary(summary);
+    }
+    return absl::OkStatus();
+  };
+  const Result result = Run({"list"});
+  EXPECT_EQ(result.code, kExitOk) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("  fp8_flow 4/6, bf16 2/6  "));
+  EXPECT_THAT(result.out, HasSubstr("  auto  ")) << "before ranks have reported";
+}
+
+TEST_F(PrecisionCommands, AWrongOutputFormatNamesTheValidOnes) {
+  const Result result = Run({"list", "-o", "xml"});
+  EXPECT_EQ(result.code, kExitUsage);
+  EXPECT_THAT(result.err, HasSubstr("found \"xml\"; valid: json, table"));
+  EXPECT_THAT(result.err, Not(HasSubstr("->")));
+  const Result exported = Run({"export", "a", "b", "--format", "fp4"});
+  EXPECT_EQ(exported.code, kExitUsage);
+  EXPECT_THAT(exported.err, HasSubstr("found \"fp4\"; valid: bf16, fp8"));
 }
 
 TEST_F(PrecisionCommands, Fp8PrintsTheWorstTensorsWithTheReason) {

@@ -33,6 +33,10 @@ class ProfileCommandTest : public testing::Test {
       profile->set_complete(++looks_ > 1 && answer_.complete());
       return absl::OkStatus();
     };
+    server_.get = [](const v1::GetJobRequest&, v1::Job* job) {
+      job->mutable_spec()->mutable_parallel()->set_ranks(2);
+      return absl::OkStatus();
+    };
     answer_.set_job("jobs/demo");
     answer_.set_attempt(2);
     answer_.set_id(5);
@@ -110,6 +114,13 @@ TEST_F(ProfileCommandTest, ShowsLayersAndSitesOfTheRankThatIsNamed) {
   ASSERT_EQ(Run({"--by", "site", "--limit", "1"}), kExitOk) << err_.str();
   EXPECT_THAT(out_.str(), testing::ContainsRegex("fc1 +forward +grouped_gemm"));
   EXPECT_THAT(out_.str(), HasSubstr("(3 more)"));
+}
+
+TEST_F(ProfileCommandTest, ARankThatTheJobLacksIsRefusedBeforeAnythingIsAsked) {
+  EXPECT_EQ(Run({"--rank", "7"}), kExitUsage);
+  EXPECT_THAT(err_.str(), HasSubstr("--rank 7 does not exist; valid: 0 to 1"));
+  EXPECT_EQ(asked_.name(), "") << "no profile of somebody else is replaced";
+  EXPECT_EQ(Run({"--rank", "-1"}), kExitUsage);
 }
 
 TEST_F(ProfileCommandTest, NamesProductsThatFellBack) {
