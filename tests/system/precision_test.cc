@@ -237,7 +237,7 @@ TEST(Precision, AControllerKilledInTheMiddleOfASwitchFinishesItAfterwards) {
   for (const v1::PolicySite& site : precision.sites()) {
     sites.insert(std::to_string(site.layer()) + " " + site.op() + " " + site.status());
   }
-  EXPECT_TRUE(sites.contains("0 fc1 operator"));
+  EXPECT_TRUE(sites.contains("0 fc1 pinned"));
   EXPECT_TRUE(sites.contains("1 fc2 operator")) << "set puts its sites into the operator's hands";
   const std::int64_t step = cluster.Get("test").progress().step();
   cluster.WaitFor("test", Reaches(step + 10), "snapshots under the last plan");
