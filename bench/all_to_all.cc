@@ -5,8 +5,9 @@
 //
 // A token goes to k experts; --split says which share of the choices falls on the experts of the
 // first half of the ranks (50: even). Lines of one shape:
+//   NCCL's own …    ncclAlltoAll of the same bytes in equal parts (on GPUs): the denominator of
+//                   "of NCCL's", which compares GB/s
 //   message …       the all-to-all alone, by the product's communicator
-//   equal …         the same bytes in equal parts: what NCCL (grouped send and receive) can do
 //   dispatch …      cast (FP8), permute into records, all-to-all, permute into expert order,
 //   padding combine bf16    permute back, all-to-all, sum over the choices
 // "one message" carries payload and dequant_scales together (the product, moe_dispatch.h), "two
@@ -26,6 +27,7 @@
 #include "base/status.h"
 #include "base/str.h"
 #include "bench/bench_ranks.h"
+#include "bench/nccl_all_to_all.h"
 #include "kernels/formats/bf16.h"
 #include "worker/layers/exchange.h"
 #include "worker/layers/moe_dispatch.h"
@@ -47,16 +49,6 @@ struct Shape {
   std::int64_t tokens = 0, hidden = 0;
   int split = 50;
 };
-
-// Milliseconds on two H200 of one host through PyTorch's all_to_all_single over NCCL 2.28.9 (raw
-// rows, top-8, no cast, no permute): BF16 and FP8 with scales, even and 70/30.
-struct Peer {
-  std::int64_t tokens, hidden;
-  double bf16_even, fp8_even, bf16_uneven, fp8_uneven;
-};
-constexpr Peer kPeers[] = {{4096, 7168, 0.810, 0.436, 1.851, 1.128},
-                           {8192, 7168, 1.431, 0.833, 3.589, 1.915},
-                           {8192, 2048, 0.481, 0.277, 1.247, 0.657}};
 
 double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -171,18 +163,22 @@ class Case {
 
   // Seconds of the slowest rank.
   absl::StatusOr<double> Measure(const std::function<absl::Status()>& call) {
+    return Measure(call, [this] { ops().synchronize(context()); });
+  }
+  absl::StatusOr<double> Measure(const std::function<absl::Status()>& call,
+                                 const std::function<void()>& wait) {
     for (int i = 0; i < 2; ++i) {
       RETURN_IF_ERROR(call());
     }
     std::vector<double> samples;
     for (int s = 0; s < flags_.samples; ++s) {
-      ops().synchronize(context());
+      wait();
       RETURN_IF_ERROR(StatusOf(rank_.comm->Barrier()));
       const double begin = Now();
       for (int i = 0; i < flags_.inner; ++i) {
         RETURN_IF_ERROR(call());
       }
-      ops().synchronize(context());
+      wait();
       samples.push_back((Now() - begin) / flags_.inner);
     }
     std::nth_element(samples.begin(), samples.begin() + flags_.samples / 2, samples.end());
@@ -273,11 +269,13 @@ class Case {
     }
     return absl::OkStatus();
   }
-  absl::Status Equal(std::int64_t stride) {
-    const std::vector<std::int64_t> bytes(static_cast<std::size_t>(rank_.size),
-                                          choices_ / rank_.size * stride);
-    return exchange_.AllToAllV(message_, bytes, landing_, bytes);
+  // Seconds of ncclAlltoAll with all of a rank's rows in equal parts.
+  absl::StatusOr<double> MeasureNccl(NcclAllToAll& nccl, std::int64_t stride) {
+    return Measure([&] { return nccl.Run(message_, landing_, EqualRows() * stride); },
+                   [&] { nccl.Wait(); });
   }
+  std::int64_t EqualRows() const { return choices_ / rank_.size; }
+  Exchange& exchange() { return exchange_; }
 
   // Bytes of a record: payload, dequant_scales, routing weight, rounded to 16.
   std::int64_t RecordBytes() const { return RoundUp(2 * shape_.hidden + 4, 16); }
@@ -398,39 +396,65 @@ class Case {
   std::int64_t received_ = 0, busiest_rows_ = 0;
 };
 
-absl::Status BenchShape(const Flags& flags, const Shape& shape, BenchRank& rank) {
+// nccl: opened with the first shape, null where there is none.
+absl::Status BenchShape(const Flags& flags, const Shape& shape, BenchRank& rank,
+                        std::unique_ptr<NcclAllToAll>* nccl) {
   Case c(flags, shape, rank);
   RETURN_IF_ERROR(c.Prepare());
+  if (*nccl == nullptr && rank.transport == "nccl") {
+    absl::StatusOr<std::unique_ptr<NcclAllToAll>> opened = NcclAllToAll::Open(rank, c.exchange());
+    if (opened.ok()) {
+      *nccl = std::move(*opened);
+    } else if (!absl::IsUnavailable(opened.status())) {
+      return opened.status();
+    }
+  }
   const std::int64_t bf16 = c.RecordBytes(), fp8 = c.Fp8RecordBytes();
-  const auto print = [&](const char* what, double seconds, std::int64_t stride,
-                         const std::string& note) {
+  const auto print_rows = [&](const std::string& what, double seconds, std::int64_t rows,
+                              std::int64_t stride, const std::string& note) {
     if (rank.rank == 0) {
-      std::printf("%6lld %6lld %3d/%-3d %-34s %9.3f %8.1f  %s\n",
+      std::printf("%6lld %6lld %3d/%-3d %-37s %9.3f %8.1f  %s\n",
                   static_cast<long long>(shape.tokens), static_cast<long long>(shape.hidden),
-                  shape.split, 100 - shape.split, what, 1e3 * seconds,
-                  static_cast<double>(c.busiest_rows() * stride) / seconds / 1e9, note.c_str());
+                  shape.split, 100 - shape.split, what.c_str(), 1e3 * seconds,
+                  static_cast<double>(rows * stride) / seconds / 1e9, note.c_str());
       std::fflush(stdout);
     }
+  };
+  const auto print = [&](const std::string& what, double seconds, std::int64_t stride,
+                         const std::string& note) {
+    print_rows(what, seconds, c.busiest_rows(), stride, note);
   };
   const auto ratio = [](const char* text, double a, double b) {
     char out[64];
     std::snprintf(out, sizeof(out), "%s %.2f", text, a / b);
     return std::string(out);
   };
-  ASSIGN_OR_RETURN(const double equal_bf16, c.Measure([&] { return c.Equal(bf16); }));
-  ASSIGN_OR_RETURN(const double equal_fp8, c.Measure([&] { return c.Equal(fp8); }));
+  const std::int64_t equal_rows = c.EqualRows() * (rank.size - 1);
+  double equal_bf16 = 0, equal_fp8 = 0;
+  if (*nccl != nullptr) {
+    ASSIGN_OR_RETURN(equal_bf16, c.MeasureNccl(**nccl, bf16));
+    ASSIGN_OR_RETURN(equal_fp8, c.MeasureNccl(**nccl, fp8));
+    print_rows("NCCL's own, bf16 bytes", equal_bf16, equal_rows, bf16, "");
+    print_rows("NCCL's own, fp8 + scales bytes", equal_fp8, equal_rows, fp8, "");
+  }
+  // Share of the GB/s of NCCL's own all-to-all.
+  const auto share = [&](double equal, double seconds) {
+    return equal == 0 ? std::string()
+                      : ratio("of NCCL's", static_cast<double>(c.busiest_rows()) * equal,
+                              static_cast<double>(equal_rows) * seconds);
+  };
   ASSIGN_OR_RETURN(const double message_bf16, c.Measure([&] { return c.Message(bf16); }));
   ASSIGN_OR_RETURN(const double message_fp8, c.Measure([&] { return c.Message(fp8); }));
   ASSIGN_OR_RETURN(const double send_bf16, c.Measure([&] { return c.SendBf16(); }));
   ASSIGN_OR_RETURN(const double send_fp8, c.Measure([&] { return c.SendFp8(); }));
   ASSIGN_OR_RETURN(const double apart, c.Measure([&] { return c.SendFp8Apart(); }));
   ASSIGN_OR_RETURN(const double combine, c.Measure([&] { return c.Combine(); }));
-  print("message bf16", message_bf16, bf16, ratio("of equal", equal_bf16, message_bf16));
-  print("message fp8 + scales", message_fp8, fp8, ratio("of equal", equal_fp8, message_fp8));
+  print("message bf16", message_bf16, bf16, share(equal_bf16, message_bf16));
+  print("message fp8 + scales", message_fp8, fp8, share(equal_fp8, message_fp8));
   if (flags.pieces > 1) {
     ASSIGN_OR_RETURN(const double pieces, c.Measure([&] { return c.MessageInPieces(bf16); }));
-    print(StrCat("message bf16 in ", flags.pieces, " pieces").c_str(), pieces, bf16,
-          ratio("of equal", equal_bf16, pieces));
+    print(StrCat("message bf16 in ", flags.pieces, " pieces"), pieces, bf16,
+          share(equal_bf16, pieces));
   }
   print("dispatch bf16", send_bf16, bf16, "");
   print("dispatch fp8, one message, with cast", send_fp8, fp8,
@@ -440,16 +464,6 @@ absl::Status BenchShape(const Flags& flags, const Shape& shape, BenchRank& rank)
   print("dispatch + combine, bf16", send_bf16 + combine, 2 * bf16, "");
   print("dispatch fp8 + combine bf16", send_fp8 + combine, fp8 + bf16,
         ratio("× bf16", send_bf16 + combine, send_fp8 + combine));
-  for (const Peer& p : kPeers) {
-    if (rank.rank == 0 && rank.size == 2 && flags.top_k == 8 && p.tokens == shape.tokens &&
-        p.hidden == shape.hidden && (shape.split == 50 || shape.split == 70)) {
-      std::printf(
-          "%6s %6s %7s peer, PyTorch all_to_all_single on 2 H200: bf16 %.3f, fp8 + scales "
-          "%.3f ms\n",
-          "", "", "", shape.split == 50 ? p.bf16_even : p.bf16_uneven,
-          shape.split == 50 ? p.fp8_even : p.fp8_uneven);
-    }
-  }
   return absl::OkStatus();
 }
 
@@ -462,14 +476,15 @@ absl::Status Bench(const Flags& flags) {
     if (rank.rank == 0) {
       std::printf("# %d ranks, %s, top-%d of %d experts, medians of %d x %d calls\n", rank.size,
                   rank.transport.c_str(), flags.top_k, flags.experts, flags.samples, flags.inner);
-      std::printf("%6s %6s %-7s %-34s %9s %8s\n", "tokens", "hidden", "split", "what", "ms",
+      std::printf("%6s %6s %-7s %-37s %9s %8s\n", "tokens", "hidden", "split", "what", "ms",
                   "GB/s");
     }
+    std::unique_ptr<NcclAllToAll> nccl;
     for (const std::int64_t hidden : flags.hidden) {
       for (const std::int64_t tokens : flags.tokens) {
         for (const int split : flags.splits) {
           RETURN_IF_ERROR(
-              BenchShape(flags, {.tokens = tokens, .hidden = hidden, .split = split}, rank));
+              BenchShape(flags, {.tokens = tokens, .hidden = hidden, .split = split}, rank, &nccl));
         }
       }
     }

@@ -49,8 +49,8 @@ for name in "${programs[@]}"; do
   strip -o "$stage/bin/$name" "$file"
 done
 strip -o "$stage/lib/liboctavo_cuda.so" "$build/lib/liboctavo_cuda.so"
-cp "$root/deploy/gpu_smoke.sh" "$root/deploy/many_gpus.sh" "$root/deploy/gpu_job.yaml" \
-  "$root/tests/interop/hf/check_transformers.py" "$stage/share/"
+cp "$root/deploy/gpu_smoke.sh" "$root/deploy/many_gpus.sh" "$root/deploy/gpu_common.sh" "$root/deploy/gpu_job.yaml" \
+  "$root/bench/torch_all_to_all.py" "$root/tests/interop/hf/check_transformers.py" "$stage/share/"
 
 # Libraries by name from the loader's own answer (ldd), stripped; symbolic links resolved.
 for file in "$stage"/bin/* "$stage/lib/liboctavo_cuda.so"; do

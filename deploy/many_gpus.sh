@@ -1,236 +1,210 @@
 #!/usr/bin/env bash
 # Expert parallelism over the GPUs of one host, end to end, in a single call from an unpacked bundle
-# (deploy/gpu_bundle.sh): NCCL's collectives, the service with one worker of N GPUs, every recipe's loss
-# beside the CPU backend's, training that goes on with other numbers of ranks, a killed rank, benches.
+# (deploy/gpu_bundle.sh), for 2, 4 and 8 GPUs as far as the host has them: NCCL's collectives, the service
+# with one worker of all GPUs, every recipe's loss beside the CPU backend's, training that goes on with other
+# numbers of ranks, a killed rank, dispatch and combine, whole steps. One table for each number of GPUs; a
+# number that the host has not is named as skipped.
 #
-#   many_gpus.sh [--gpus N] [--parts "collectives losses resume kill all_to_all train_step"]
+#   many_gpus.sh [--ranks "2 4 8"] [--gpus N] [--parts "collectives losses resume kill all_to_all train_step"]
 #                [--recipes "bf16 fp8_flow …"] [--steps N] [--dir DIR] [--bin DIR] [--text "FOLDER …"]
 #                [--device cuda|cpu] [--limit SECONDS]
-#     --gpus N     ranks, a GPU each (default: the GPUs of this host)
-#     --device cpu tries the script itself where there is no GPU
-#     --limit      longest time of each part (default 150)
-# Tolerances of losses: gpu_smoke.sh's and for its reasons (first step 0.01, median over the curve 0.03,
-# mean of the last five steps 0.1). Continued training is held to the same beside one that never stopped:
-# other numbers of ranks only change the order of sums. NVLink multicast stays off (NCCL_NVLS_ENABLE=0).
-# Exit codes: 0 all parts are ok; 1 one is not; 2 usage.
+#     --ranks      numbers of ranks to run, a GPU each
+#     --gpus N     GPUs that may be used (default: the GPUs of this host)
+#     --device cpu tries the script itself where there is no GPU: every number of ranks, tiny shapes
+#     --limit      longest time of a job and of a bench (default 150)
+# Tolerances of losses and their reason: gpu_common.sh. Continued training is held to the same beside one that
+# never stopped, over the steps after it went on: other numbers of ranks only change the order of sums.
+# Environment: OCTAVO_ALL_TO_ALL, OCTAVO_TRAIN_STEP (more options of the benches), OCTAVO_RESUME_EDIT (a sed
+# program over continued jobs: proves that the part notices a job that goes on differently).
+# NVLink multicast stays off (NCCL_NVLS_ENABLE=0).
+# Exit codes: 0 all that was run is ok; 1 a part is not; 2 usage.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-bin=$here/../bin
 run=/tmp/octavo-many-gpus
+# shellcheck source=deploy/gpu_common.sh
+. "$here/gpu_common.sh"
+numbers="2 4 8"
 gpus=
-steps=20
 parts="collectives losses resume kill all_to_all train_step"
-recipes="bf16 fp8_flow fp8_blockwise fp8_current fp8_delayed mxfp8"
-text="/usr/include /usr/share/common-licenses"
-device=cuda
-limit=150
 while [ $# -gt 0 ]; do
   case $1 in
-    --gpus) gpus=${2:?}; shift ;;
-    --parts) parts=${2:?}; shift ;;
-    --recipes) recipes=${2:?}; shift ;;
-    --steps) steps=${2:?}; shift ;;
-    --dir) run=${2:?}; shift ;;
-    --bin) bin=${2:?}; shift ;;
-    --text) text=${2:?}; shift ;;
-    --device) device=${2:?}; shift ;;
-    --limit) limit=${2:?}; shift ;;
-    -h|--help) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "error: unknown option $1" >&2; exit 2 ;;
+    --ranks) numbers=${2:?} ;;
+    --gpus) gpus=${2:?} ;;
+    --parts) parts=${2:?} ;;
+    -h|--help) sed -n '2,22s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) common_option "$1" "${2:-}" || { echo "error: unknown option $1" >&2; exit 2; } ;;
   esac
-  shift
+  shift 2
 done
-export PATH=$bin:$PATH NCCL_NVLS_ENABLE=0
-[ -n "$gpus" ] || gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l)
-[ "$gpus" -ge 2 ] || { echo "error: $gpus GPUs here; valid: --gpus of at least 2" >&2; exit 2; }
-# cuDNN and NCCL where pip put them, unless the loader finds them or they are named.
-pip_libs=$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2>/dev/null)/nvidia
-[ -z "${OCTAVO_CUDNN:-}" ] && [ -e "$pip_libs/cudnn/lib/libcudnn.so.9" ] && export OCTAVO_CUDNN=$pip_libs/cudnn/lib/libcudnn.so.9
-[ -z "${OCTAVO_NCCL:-}" ] && [ -e "$pip_libs/nccl/lib/libnccl.so.2" ] && export OCTAVO_NCCL=$pip_libs/nccl/lib/libnccl.so.2
-
-rm -rf "$run"
-mkdir -p "$run/logs" "$run/jobs"
-pids=()
-cleanup() {
-  trap '' EXIT INT TERM
-  for ((i = ${#pids[@]} - 1; i >= 0; i--)); do kill -TERM "${pids[i]}" 2>/dev/null; done
-  local end=$((SECONDS + 8))
-  for ((i = ${#pids[@]} - 1; i >= 0; i--)); do
-    while kill -0 "${pids[i]}" 2>/dev/null && [ $SECONDS -lt $end ]; do pause 0.1; done
-    kill -KILL "${pids[i]}" 2>/dev/null
-  done
-}
-pause() { read -rt "$1" <> <(:); }
-trap cleanup EXIT
-trap 'exit 130' INT TERM
+[ "$device" = cpu ] || export NCCL_NVLS_ENABLE=0
+if [ -z "$gpus" ]; then
+  if [ "$device" = cpu ]; then gpus=8; else gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l); fi
+fi
+run_of=() skipped_of=()
+for n in $numbers; do
+  if ! [[ $n =~ ^[0-9]+$ ]] || [ "$n" -lt 2 ]; then echo "error: --ranks $n; valid: numbers of at least 2" >&2; exit 2; fi
+  if [ "$n" -le "$gpus" ]; then run_of+=("$n"); else skipped_of+=("$n"); fi
+done
+most=$(printf '%s\n' 0 "${run_of[@]}" | sort -n | tail -n 1)
+[ ${#run_of[@]} -gt 0 ] || { echo "error: $gpus GPUs here; nothing of --ranks $numbers can run" >&2; exit 2; }
+if [ "$device" = cpu ]; then  # enough to try the script
+  job_edits='s|layers: 4|layers: 2|; s|hidden: 256|hidden: 128|; s|sequence_length: 128|sequence_length: 32|'
+fi
+prepare
 
 table=()
 status=0
 result() {  # part case verdict note
-  table+=("$(printf '%-12s %-30s %-8s %s' "$1" "$2" "$3" "$4")")
+  table+=("$(printf '%-12s %-32s %-8s %s' "$1" "$2" "$3" "$4")")
   printf '[%4d s] %s\n' $SECONDS "${table[-1]}"
   [ "$3" = ok ] || [ "$3" = skipped ] || status=1
 }
 wants() { [[ " $parts " = *" $1 "* ]]; }
 
-wait_for() {
-  local end=$((SECONDS + 60))
-  until [ -s "$1" ]; do
-    kill -0 "$2" 2>/dev/null && [ $SECONDS -lt $end ] || { echo "error: $3 did not start:" >&2; tail -n 5 "$run/logs/$3.log" >&2; exit 1; }
-    pause 0.05
-  done
-}
-worker() {  # name device slots
-  octavo-worker --name "$1" --controller "$OCTAVO_CONTROLLER" --slots "$3" --device "$2" --state-dir "$run/$1" \
-    --advertise-address 127.0.0.1 --listen-http 127.0.0.1:0 --port-file "$run/$1.json" >"$run/logs/$1.log" 2>&1 &
-  pids+=($!)
-  wait_for "$run/$1.json" $! "$1"
-}
-start_services() {
-  octavo data build --output "$run/text.octd" --max-bytes 4MB $text >"$run/logs/data.log" 2>&1 || { cat "$run/logs/data.log"; exit 1; }
-  octavo-controller --listen 127.0.0.1:0 --http 127.0.0.1:0 --data-dir "$run/controller" \
-    --port-file "$run/controller.json" >"$run/logs/controller.log" 2>&1 &
-  pids+=($!)
-  wait_for "$run/controller.json" $! controller
-  OCTAVO_CONTROLLER=$(sed -n 's/.*"grpc_address" *: *"\([^"]*\)".*/\1/p' "$run/controller.json")
-  export OCTAVO_CONTROLLER
-  # One worker owns all GPUs: a job of N ranks there has a GPU a rank, so NCCL.
-  worker gpus "$device" "$gpus"
-  [ "$device" = cpu ] || worker cpu cpu $(($(nproc) > 2 * gpus ? $(nproc) - gpus : gpus))
-  octavo workers
-}
-
-# submit NAME RECIPE RANKS DEVICE STEPS [sed program more]: in the background; its exit code in a file.
-waits=()
-submit() {
-  sed "s|{NAME}|$1|; s|{DEVICE}|$4|; s|{RANKS}|$3|; s|{STEPS}|$5|; s|{MICROBATCH}|$((8 / $3))|; s|{DATA}|$run/text.octd|
-s|{CHECKPOINTS}|$run/checkpoints-$1|; s|{RECIPE}|$2|; s|{EMULATION}|$([ "$2" = mxfp8 ] && echo true || echo false)|" \
-    "$here/gpu_job.yaml" | sed "s|{RANKS}|$3|; ${6:-}" >"$run/jobs/$1.yaml"
-  { timeout -k 2 "$limit" octavo submit --follow "$run/jobs/$1.yaml" >"$run/logs/$1.follow" 2>&1; echo $? >"$run/jobs/$1.exit"; } &
-  waits+=($!)
-}
-settle() { [ ${#waits[@]} = 0 ] || wait "${waits[@]}"; waits=(); }
-ended_well() { [ "$(cat "$run/jobs/$1.exit" 2>/dev/null)" = 0 ]; }
-explain() {  # what a job that did not end well said
-  echo "  $1: exit $(cat "$run/jobs/$1.exit" 2>/dev/null)"
-  tail -n 4 "$run/logs/$1.follow" | cut -c1-300 | sed 's/^/    /'
-  timeout 5 octavo logs "$1" --tail 6 2>&1 | cut -c1-300 | sed 's/^/    /'
-}
-losses() {  # name → one loss a line, from the newest checkpoint's manifest
-  cat "$(ls -d "$run/checkpoints-$1"/*/step-*/ 2>/dev/null | grep -v partial | sort | tail -n 1)manifest.json" 2>/dev/null | tr -d ' \n' |
-    sed -n 's/.*"losses":\[\([^]]*\)\].*/\1/p' | tr ',' '\n'
-}
-# compare EXPECTED MEASURED STEPS: jobs; the expected curve may be longer → verdict and distances
-compare() {
-  paste <(losses "$1" | head -n "$3") <(losses "$2") | awk -v steps="$3" '
-    NF == 2 { d = $2 - $1; if (d < 0) d = -d; all[++n] = d; if (n == 1) first = d; last = $2 }
-    END { for (i = n - 4; i <= n; i++) late += (i > 0 ? all[i] : 0) / 5
-          for (i = 2; i <= n; i++) for (j = i; j > 1 && all[j] < all[j - 1]; j--) { t = all[j]; all[j] = all[j - 1]; all[j - 1] = t }
-          median = n ? all[int((n + 1) / 2)] : 0
-          printf "%s loss %.4f after %d steps; distance first %.5f, median %.5f, last five %.5f",
-                 n != steps ? "INCOMPLETE" : first <= 0.01 && median <= 0.03 && late <= 0.1 ? "ok" : "OFF", last, n, first, median, late }'
-}
-transport() { timeout 5 octavo logs "$1" --rank 0 2>/dev/null | sed -n 's/.*transport"\{0,1\}[:=] *"\{0,1\}\([a-z]*\).*/\1/p' | tail -n1; }
-judge() {  # part name expected steps
-  local verdict note
-  read -r verdict note <<<"$(compare "$3" "$2" "$4")"
-  result "$1" "$2" "$verdict" "$(transport "$2"): $note"
-  [ "$verdict" = ok ] || { explain "$2"; ended_well "$3" || explain "$3"; }
+judge() {  # part job expected steps [after]
+  local verdict first median late mn
+  read -r verdict first median late _ _ _ _ mn <<<"$(distance "$3" "$2" "$4" "${5:-0}")"
+  result "$1" "$2" "$verdict" "$(transport "$2"): loss $mn after $4 steps; distance first $first, median $median, last five $late"
+  [ "$verdict" = ok ] || { explain "$2"; explain "$3"; }
 }
 step_of() { timeout 5 octavo list 2>/dev/null | awk -v job="$1" '$1 == job { split($5, s, "/"); print s[1] + 0 }'; }
 
-if wants collectives; then
-  begin=$SECONDS
-  timeout -k 2 "$limit" op_parity_test --gtest_filter='Nccl*' >"$run/logs/collectives.log" 2>&1
+collectives() {  # N
+  local begin=$SECONDS code passed absent verdict visible
+  [ "$device" = cuda ] || { result collectives "NCCL" skipped "no GPU"; return; }
+  visible=$(seq -s, 0 $(($1 - 1)))
+  CUDA_VISIBLE_DEVICES=$visible timeout -k 2 "$limit" op_parity_test --gtest_filter='Nccl*' >"$run/logs/collectives-n$1.log" 2>&1
   code=$?
-  [ $code != 127 ] || echo "op_parity_test is not in the bundle" >>"$run/logs/collectives.log"
-  passed=$(grep -c '^\[       OK \]' "$run/logs/collectives.log")
-  skipped=$(grep -c '^\[  SKIPPED \]' "$run/logs/collectives.log")
-  if [ $code != 0 ]; then verdict=FAILED; elif [ "$passed" = 0 ]; then verdict=skipped; else verdict=ok; fi
-  result collectives "NCCL, $gpus GPUs" $verdict "$passed passed, $skipped skipped, exit $code, $((SECONDS - begin)) s"
-  [ $verdict = ok ] || grep -E 'Failure|needs|FAILED|message|bundle' "$run/logs/collectives.log" | head -n 8
-fi
+  [ $code != 127 ] || echo "op_parity_test is not in the bundle" >>"$run/logs/collectives-n$1.log"
+  passed=$(grep -c '^\[       OK \]' "$run/logs/collectives-n$1.log")
+  absent=$(grep -c '^\[  SKIPPED \] Nccl' "$run/logs/collectives-n$1.log")
+  if [ $code = 0 ] && [ "$passed" -gt 0 ] && [ "$absent" = 0 ]; then verdict=ok; else verdict=FAILED; fi
+  result collectives "NCCL, $1 GPUs" $verdict "$passed passed, $absent skipped, exit $code, $((SECONDS - begin)) s"
+  [ $verdict = ok ] || grep -E 'Failure|needs|FAILED|hung|^rank|message|bundle' "$run/logs/collectives-n$1.log" | head -n 12
+}
 
-if wants losses || wants resume || wants kill; then start_services; fi
-
-if wants losses; then
+all_losses() {  # N
+  local recipe
   for recipe in $recipes; do
-    submit "gpus-${recipe//_/-}" "$recipe" "$gpus" "$device" "$steps"
-    submit "cpu-${recipe//_/-}" "$recipe" "$gpus" cpu "$steps"
+    submit "n$1-${recipe//_/-}" "$recipe" "$1" "$device" "$steps"
+    submit "n$1-${recipe//_/-}-cpu" "$recipe" "$1" cpu "$steps"
   done
   settle
-  for recipe in $recipes; do judge losses "gpus-${recipe//_/-}" "cpu-${recipe//_/-}" "$steps"; done
-fi
+  for recipe in $recipes; do judge losses "n$1-${recipe//_/-}" "n$1-${recipe//_/-}-cpu" "$steps"; done
+}
 
-if wants resume; then
-  # N ranks, then N/2, N, 2N (two ranks a GPU: Gloo), each going on from the one before with its whole state.
-  part=$((steps / 2 > 0 ? steps / 2 : 1))
-  worker gpus-b "$device" "$gpus"
-  for recipe in bf16 fp8_flow; do
-    name=${recipe//_/-}
-    submit "whole-$name" "$recipe" "$gpus" cpu $((4 * part))
-    before=
-    for ranks in "$gpus" $((gpus / 2)) "$gpus" $((2 * gpus)); do
-      part_name=part$((${#before} > 0 ? ${before//[^0-9]/} + 1 : 1))
-      job=$part_name-$name-r$ranks
-      from=
-      [ -z "$before" ] || from="s|^checkpoint:|checkpoint:\n  start_from: $(ls -d "$run/checkpoints-$last"/*/ | head -n 1)\n  start_state: all|"
-      submit "$job" "$recipe" "$ranks" "$device" $((part * ${part_name#part})) "$from"
-      wait "${waits[-1]}"
-      ended_well "$job" || { explain "$job"; result resume "$job" FAILED "did not end well"; break; }
-      before=$part_name last=$job
-    done
-    settle
-    for n in 1 2 3 4; do
-      for job in "$run"/jobs/part$n-"$name"-r*.yaml; do
-        [ -e "$job" ] || continue
-        job=$(basename "$job" .yaml)
-        judge resume "$job" "whole-$name" $((n * part))
-      done
-    done
+# A quarter of the steps each with N ranks, N/2, N, 2N (where GPUs do not suffice, two ranks share one through
+# Gloo), each going on from the one before with its whole state; beside the CPU's curve, which never stops.
+resume() {  # N
+  local whole=n$1-fp8-flow-cpu quarter=$((steps / 4 > 0 ? steps / 4 : 1)) part=0 ranks job last="" from begin
+  if ! { wants losses && [[ " $recipes " = *" fp8_flow "* ]]; } || [ $((4 * quarter)) -gt "$steps" ]; then
+    whole=n$1-whole
+    submit "$whole" fp8_flow "$1" cpu $((4 * quarter))
+  fi
+  local jobs=()
+  for ranks in "$1" $(($1 / 2)) "$1" $((2 * $1)); do
+    part=$((part + 1))
+    job=n$1-part$part-r$ranks
+    from=
+    [ -z "$last" ] || from="s|^checkpoint:|checkpoint:\n  start_from: $(echo "$run/checkpoints-$last"/*/)\n  start_state: all|; ${OCTAVO_RESUME_EDIT:-}"
+    begin=$SECONDS
+    submit "$job" fp8_flow "$ranks" "$device" $((part * quarter)) "$from"
+    wait "${waits[-1]}"
+    echo "  $job: $((SECONDS - begin)) s"
+    jobs+=("$job")
+    ended_well "$job" || { result resume "$job" FAILED "did not end well"; explain "$job"; break; }
+    last=$job
   done
-fi
+  settle
+  for ((part = 1; part <= ${#jobs[@]}; part++)); do
+    ended_well "${jobs[part - 1]}" && judge resume "${jobs[part - 1]}" "$whole" $((part * quarter)) $(((part - 1) * quarter))
+  done
+}
 
-if wants kill; then
-  # A rank dies in the middle: the others, held in a collective, are released; the next attempt goes on.
-  job=killed
-  submit $job bf16 "$gpus" "$device" 800 's|keep: 1|keep: 2\n  interval_steps: 20|; s|interval_steps: 5$|interval_steps: 20|'
-  end=$((SECONDS + limit)) victim= step=
-  while [ $SECONDS -lt $end ] && { step=$(step_of $job); [ "${step:-0}" -lt 60 ]; } && [ ! -e "$run/jobs/$job.exit" ]; do pause 0.1; done
+# A rank dies in the middle: the others, held in a collective, are released; the next attempt goes on.
+kill_one() {  # N
+  local job=n$1-killed total=400 every=20 at=50 end=$((SECONDS + limit)) victim="" step="" p line killed_at second="" restarts verdict
+  if [ "$device" = cpu ]; then total=60 every=5 at=12; fi
+  submit "$job" bf16 "$1" "$device" $total "s|keep: 1|keep: 2\n  interval_steps: $every|; s|interval_steps: 5\$|interval_steps: $every|"
+  while [ $SECONDS -lt $end ] && { step=$(step_of "$job"); [ "${step:-0}" -lt "$at" ]; } && [ ! -e "$run/jobs/$job.exit" ]; do pause 0.1; done
   for p in /proc/[0-9]*; do
     line=$(tr '\0' ' ' 2>/dev/null <"$p/cmdline") || continue
     [[ $line = *octavo-rank*"$run/gpus"*"--rank 1"* || $line = *octavo-rank*"$run/gpus"*"--rank=1"* ]] && victim=${p#/proc/}
   done
   killed_at=$SECONDS
-  if [ -n "$victim" ] && kill -KILL "$victim" 2>/dev/null; then
-    # The first step of the second attempt says that work goes on.
-    second=
-    while [ $SECONDS -lt $end ] && [ -z "$second" ] && [ ! -e "$run/jobs/$job.exit" ]; do
-      timeout 5 octavo events $job 2>/dev/null | grep -q 'attempt 2 continues' && second=$((SECONDS - killed_at))
-      pause 0.1
-    done
+  if [ -z "$victim" ] || ! kill -KILL "$victim" 2>/dev/null; then
+    result kill "rank 1 of $1" FAILED "no rank to kill at step ${step:-?}"
+    timeout 5 octavo cancel "$job" >/dev/null 2>&1
     settle
-    restarts=$(timeout 5 octavo describe $job 2>/dev/null | grep -i -m1 restarts | tr -s ' ')
-    if ended_well $job && [ -n "$second" ]; then verdict=ok; else verdict=FAILED; fi
-    result kill "rank 1 of $gpus at step $step" $verdict "second attempt after $second s; ${restarts# }"
-    timeout 5 octavo events $job 2>/dev/null | grep -i -E 'attempt|rank|signal|kill' | cut -c1-260 | tail -n 8 | sed 's/^/    /'
-    [ $verdict = ok ] || explain $job
-  else
-    result kill "rank 1 of $gpus" FAILED "no rank to kill at step ${step:-?}"
-    settle
-    explain $job
+    explain "$job"
+    return
   fi
-fi
-
-bench() {  # part program arguments…
-  local part=$1; shift
-  timeout -k 2 "$limit" "$@" 2>&1 | tee "$run/logs/$part.log"
-  local code=${PIPESTATUS[0]}
-  result "$part" "$1" "$([ "$code" = 0 ] && echo ok || echo FAILED)" "exit $code, $(wc -l <"$run/logs/$part.log") lines"
+  # The second attempt's first step says that work goes on.
+  while [ $SECONDS -lt $end ] && [ -z "$second" ] && [ ! -e "$run/jobs/$job.exit" ]; do
+    timeout 5 octavo events "$job" 2>/dev/null | grep -q 'attempt 2 continues' && second=$((SECONDS - killed_at))
+    pause 0.1
+  done
+  settle
+  restarts=$(timeout 5 octavo describe "$job" 2>/dev/null | grep -i -m1 restarts | tr -s ' ')
+  if ended_well "$job" && [ -n "$second" ]; then verdict=ok; else verdict=FAILED; fi
+  result kill "rank 1 of $1 at step $step" $verdict "second attempt after ${second:-?} s; ${restarts# }"
+  timeout 5 octavo events "$job" 2>/dev/null | grep -v CHECKPOINT | grep -E 'signal|killed|aborted|attempt 2|SUCCEEDED' | cut -c1-260 | tail -n 8 | sed 's/^/    /'
+  [ $verdict = ok ] || explain "$job"
 }
-if wants all_to_all; then bench all_to_all bench_all_to_all --ranks "$gpus" --device "$device" ${OCTAVO_ALL_TO_ALL:-}; fi
-if wants train_step; then bench train_step bench_train_step_ranks --ranks "1,$gpus" --device "$device" ${OCTAVO_TRAIN_STEP:-}; fi
 
-printf '\n%-12s %-30s %-8s %s\n' part case verdict note
-printf '%s\n' "${table[@]}"
+bench() {  # part case program arguments…
+  local part=$1 name=$2 log=$run/logs/$1-${2//[^a-zA-Z0-9]/-}.log code
+  shift 2
+  timeout -k 2 "$limit" "$@" 2>&1 | tee "$log"
+  code=${PIPESTATUS[0]}
+  result "$part" "$name" "$([ "$code" = 0 ] && echo ok || echo FAILED)" "exit $code, $(wc -l <"$log") lines"
+}
+all_to_all() {  # N
+  local shape=
+  [ "$device" = cuda ] || shape="--tokens 64 --hidden 256 --samples 2 --inner 2"
+  # shellcheck disable=SC2086
+  bench all_to_all "$1 ranks" bench_all_to_all --ranks "$1" --device "$device" $shape ${OCTAVO_ALL_TO_ALL:-}
+  # PyTorch's all_to_all_single of the same bytes in the same run, where it is installed.
+  if [ "$device" = cuda ] && python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+    bench all_to_all "$1 ranks, PyTorch" python3 "$here/torch_all_to_all.py" --ranks "$1"
+  fi
+}
+
+if wants losses || wants resume || wants kill; then
+  start_controller
+  # One worker owns all GPUs: a job of N ranks there has a GPU a rank, so NCCL. A second one for 2N ranks.
+  worker gpus "$device" "$most"
+  if wants resume; then worker gpus-b "$device" "$most"; fi
+  [ "$device" = cpu ] || worker cpu cpu $(($(nproc) > 2 * most ? $(nproc) - most : most))
+  octavo workers
+fi
+tables=()
+close_table() {  # heading
+  tables+=("" "$1" "$(printf '%-12s %-32s %-8s %s' part case verdict note)" "${table[@]}")
+  table=()
+}
+for n in "${run_of[@]}"; do
+  echo "== $n ranks =="
+  begin=$SECONDS
+  batch=$((2 * n > 8 ? 2 * n : 8))  # a sequence for each of 2N ranks
+  if wants collectives; then collectives "$n"; fi
+  if wants losses; then all_losses "$n"; fi
+  if wants resume; then resume "$n"; fi
+  if wants kill; then kill_one "$n"; fi
+  if wants all_to_all; then all_to_all "$n"; fi
+  close_table "$n ranks on $device, $((SECONDS - begin)) s"
+done
+if wants train_step; then  # at the end and in one program each: every number beside one rank
+  begin=$SECONDS
+  configs="A B" shape=
+  if [ "$device" = cpu ]; then configs=tiny shape="--sequence 64 --sequences 1 --steps 2 --warmup 1"; fi
+  for config in $configs; do
+    # shellcheck disable=SC2086
+    bench train_step "$config" bench_train_step_ranks --ranks "$(printf '%s\n' 1 "${run_of[@]}" | paste -sd,)" --device "$device" \
+      --config "$config" $shape ${OCTAVO_TRAIN_STEP:-}
+  done
+  close_table "whole steps over 1 ${run_of[*]} ranks, $((SECONDS - begin)) s"
+fi
+printf '%s\n' "${tables[@]}"
+for n in "${skipped_of[@]}"; do printf '\n%s ranks: not run, there are %s GPUs here\n' "$n" "$gpus"; done
 exit $status

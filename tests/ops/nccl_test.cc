@@ -1,11 +1,15 @@
 // The NCCL communicator on all GPUs of one host (at most 8), one thread a rank. Skips where there
-// are fewer than two.
+// are fewer than two. A rank that hangs ends the program: it says where every rank stands.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
+#include <mutex>
 #include <numeric>
 #include <thread>
 
@@ -21,6 +25,10 @@ struct Rank {
   Backend backend;
   std::unique_ptr<Communicator> comm;
   int index = 0, size = 0;
+  std::atomic<const char*>* step = nullptr;
+
+  // What this rank does next, for the report of a hang.
+  void At(const char* what) { *step = what; }
 
   const Ops& ops() const { return *backend.ops; }
   template <class T>
@@ -33,6 +41,7 @@ struct Rank {
   }
   template <class T>
   std::vector<T> Download(const T* p, std::size_t count) {
+    At("download");
     std::vector<T> v(count);
     ops().copy(backend.context,
                {v.data(), p, static_cast<std::int64_t>(count * sizeof(T)), CopyKind::kToHost});
@@ -61,22 +70,52 @@ class NcclGroup : public testing::Test {
     }
     std::array<std::uint8_t, 128> id{};
     ASSERT_EQ(plugin->nccl_unique_id(id.data(), message, sizeof(message)), 0) << message;
+    std::array<std::atomic<const char*>, kMostRanks> steps{};
+    std::mutex mutex;
+    std::condition_variable changed;
+    int left = ranks;
     std::vector<std::jthread> threads;
     for (int r = 0; r < ranks; ++r) {
       threads.emplace_back([&, r] {
-        Rank rank;
-        rank.index = r;
-        rank.size = ranks;
-        char text[512] = "";
-        ASSERT_EQ(plugin->create(r, &rank.backend, text, sizeof(text)), 0) << text;
-        rank.comm.reset(
-            plugin->nccl_create(&rank.backend, id.data(), r, ranks, timeout, text, sizeof(text)));
-        ASSERT_NE(rank.comm, nullptr) << text;
-        body(rank);
-        rank.comm.reset();
-        plugin->destroy(&rank.backend);
+        steps[static_cast<std::size_t>(r)] = "creation";
+        RunRank(*plugin, {.index = r, .size = ranks, .step = &steps[static_cast<std::size_t>(r)]},
+                id, timeout, body);
+        std::lock_guard lock(mutex);
+        --left;
+        changed.notify_all();
       });
     }
+    // NCCL and CUDA have waits that no thread can be called back from.
+    const auto limit = std::chrono::seconds(60 + static_cast<int>(timeout));
+    std::unique_lock lock(mutex);
+    if (!changed.wait_for(lock, limit, [&] { return left == 0; })) {
+      std::printf("[  FAILED  ] hung: after %lld s %d of %d ranks have not come back\n",
+                  static_cast<long long>(limit.count()), left, ranks);
+      for (int r = 0; r < ranks; ++r) {
+        std::printf("rank %d: %s\n", r, steps[static_cast<std::size_t>(r)].load());
+      }
+      std::fflush(stdout);
+      std::_Exit(1);
+    }
+  }
+
+ private:
+  static void RunRank(const PluginTable& plugin, Rank rank, const std::array<std::uint8_t, 128>& id,
+                      double timeout, const std::function<void(Rank&)>& body) {
+    char text[512] = "";
+    ASSERT_EQ(plugin.create(rank.index, &rank.backend, text, sizeof(text)), 0) << text;
+    rank.comm.reset(plugin.nccl_create(&rank.backend, id.data(), rank.index, rank.size, timeout,
+                                       text, sizeof(text)));
+    EXPECT_NE(rank.comm, nullptr) << text;
+    if (rank.comm != nullptr) {
+      rank.At("body");
+      body(rank);
+      rank.At("destruction of the communicator");
+      rank.comm.reset();
+    }
+    rank.At("destruction of the backend");
+    plugin.destroy(&rank.backend);
+    rank.At("end");
   }
 };
 
@@ -135,54 +174,76 @@ TEST_F(NcclGroup, SendsUnevenRowsAndNothing) {
   });
 }
 
+// Held by the rank that stays away until the others are through with what they try.
+class Others {
+ public:
+  void Done() {
+    std::lock_guard lock(mutex_);
+    ++done_;
+    changed_.notify_all();
+  }
+  void Wait(int count) {
+    std::unique_lock lock(mutex_);
+    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(50), [&] { return done_ == count; }))
+        << done_ << " of " << count << " other ranks are through";
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int done_ = 0;
+};
+
 // The last rank never joins: the others' wait ends within the timeout and says which call it was.
 TEST_F(NcclGroup, NamesTheOperationThatNobodyJoined) {
-  std::atomic<int> done{0};
+  Others others;
   Run(3, [&](Rank& r) {
     if (r.index != r.size - 1) {
+      r.At("barrier without the last rank");
       const CommResult result = r.comm->Barrier();
       EXPECT_FALSE(result.ok());
       EXPECT_EQ(result.code, CommResult::Code::kTimeout) << result.message;
       EXPECT_NE(result.message.find("rank " + std::to_string(r.index) + " of"), std::string::npos)
           << result.message;
       EXPECT_NE(result.message.find("barrier (call 1)"), std::string::npos) << result.message;
-      done.fetch_add(1);
-      done.notify_all();
+      others.Done();
     } else {
-      for (int seen = done.load(); seen != r.size - 1; seen = done.load()) {
-        done.wait(seen);
-      }
+      r.At("wait for the others");
+      others.Wait(r.size - 1);
     }
   });
 }
 
 // What an aborted operation leaves in memory is not believed: Check says so after the wait, and an
-// abort from another thread ends a wait that nothing else would. All meet once before: NCCL connects
-// in the first operation, and that one would wait for the absent rank in the call itself.
+// abort from another thread ends a wait that nothing else would (the timeout is longer than the
+// test). All meet once before: NCCL connects in the first operation, and that one would wait for
+// the absent rank in the call itself.
 TEST_F(NcclGroup, AnAbortEndsTheWaitAndItsResultIsNotBelieved) {
-  std::atomic<int> done{0};
-  Run(20, [&](Rank& r) {
+  Others others;
+  Run(120, [&](Rank& r) {
     double* value = r.Upload(std::vector<double>{1.0});
+    r.At("first all-reduce");
     EXPECT_TRUE(r.comm->AllReduce(value, 1, DType::kF64, ReduceOp::kSum).ok());
-    r.ops().synchronize(r.backend.context);
+    EXPECT_EQ(r.Download(value, 1), std::vector<double>{static_cast<double>(r.size)});
     if (r.index != r.size - 1) {
+      r.At("all-reduce without the last rank");
       const CommResult begun = r.comm->AllReduce(value, 1, DType::kF64, ReduceOp::kSum);
       EXPECT_TRUE(begun.ok()) << begun.message;
       EXPECT_TRUE(r.comm->Check().ok());
+      r.At("wait that the abort ends");
       {
         std::jthread aborts([&r] { r.comm->Abort(); });
         r.ops().synchronize(r.backend.context);
       }
+      r.At("calls after the abort");
       const CommResult result = r.comm->Check();
       EXPECT_EQ(result.code, CommResult::Code::kPeerLost) << result.message;
       EXPECT_NE(result.message.find("all_reduce (call 2)"), std::string::npos) << result.message;
       EXPECT_FALSE(r.comm->Barrier().ok());
-      done.fetch_add(1);
-      done.notify_all();
+      others.Done();
     } else {
-      for (int seen = done.load(); seen != r.size - 1; seen = done.load()) {
-        done.wait(seen);
-      }
+      r.At("wait for the others");
+      others.Wait(r.size - 1);
     }
   });
 }
