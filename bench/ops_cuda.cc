@@ -814,19 +814,118 @@ void ProductTable(Bench& b) {
     b.Flops(d.name, 2.0 * static_cast<double>(d.m * d.n) * static_cast<double>(d.k), d.peer,
             [&] { b.ops().gemm(b.context(), a); });
   }
-  struct Grouped {
-    const char* name;
-    std::int32_t experts;
-    std::int64_t rows, n, k;
-    double bf16_f, bf16_w, fp8_f, fp8_w;
-  };
-  for (const Grouped& g :
-       {Grouped{"dsv3-up E8 8k", 8, 8192, 4096, 7168, 698, 702, 1365, 938},
-        Grouped{"dsv3-up E32 32k", 32, 32768, 4096, 7168, 703, 599, 1285, 948},
-        Grouped{"small-up E64 32k", 64, 32768, 1536, 2048, 582, 542, 1147, 670}}) {
+}
+
+// ---------------------------------------------------------------- grouped products
+
+// What a user has today on the same card, TFLOP/s (0: not measured): torch's grouped BF16, its FP8
+// row-wise and DeepGEMM, forward / dgrad / wgrad.
+struct GroupedShape {
+  const char* name;
+  std::int32_t experts;
+  std::int64_t rows, n, k;
+  double bf16[3], fp8[3], deep[3];
+};
+constexpr GroupedShape kGroupedShapes[] = {
+    {"dsv3-up E8 8k", 8, 8192, 4096, 7168, {698, 759, 702}, {977, 926, 938}, {1365, 1354, 575}},
+    {"dsv3-up E8 32k",
+     8,
+     32768,
+     4096,
+     7168,
+     {769, 718, 640},
+     {1159, 1149, 1135},
+     {1415, 1389, 890}},
+    {"dsv3-down E8 32k",
+     8,
+     32768,
+     7168,
+     2048,
+     {727, 750, 727},
+     {1058, 1005, 1055},
+     {1319, 1358, 876}},
+    {"dsv3-up E32 8k", 32, 8192, 4096, 7168, {635, 663, 473}, {557, 619, 473}, {1157, 1126, 154}},
+    {"dsv3-up E32 32k",
+     32,
+     32768,
+     4096,
+     7168,
+     {703, 558, 599},
+     {1105, 1056, 948},
+     {1285, 1330, 515}},
+    {"dsv3-down E32 32k",
+     32,
+     32768,
+     7168,
+     2048,
+     {715, 725, 636},
+     {918, 1013, 947},
+     {1292, 1325, 553}},
+    {"mixtral-up E8 16k", 8, 16384, 28672, 4096, {648, 0, 579}, {1140, 0, 1007}, {1278, 0, 746}},
+    {"mixtral-down E8 16k", 8, 16384, 4096, 14336, {682, 0, 692}, {1172, 0, 1116}, {1395, 0, 801}},
+    {"small-up E64 32k",
+     64,
+     32768,
+     1536,
+     2048,
+     {582, 606, 542},
+     {869, 872, 670},
+     {1147, 1126, 289}},
+    {"small-down E64 32k",
+     64,
+     32768,
+     2048,
+     768,
+     {524, 578, 528},
+     {654, 678, 490},
+     {954, 1128, 286}},
+    {"A fc1 E32 64k", 32, 65536, 1024, 1024, {}, {}, {}},
+    {"A fc2 E32 64k", 32, 65536, 1024, 512, {}, {}, {}},
+    {"B fc1 E64 128k", 64, 131072, 2048, 2048, {}, {}, {}},
+    {"B fc2 E64 128k", 64, 131072, 2048, 1024, {}, {}, {}},
+};
+
+// One row of the table: our kernels, then the cuBLASLt loop over the same operands.
+void GroupedRow(Bench& b, const std::string& name, double flops, double peer, const char* peer_name,
+                const std::function<void()>& run) {
+  const double ours = static_cast<double>(b.Time(run, 1, 9));
+  setenv("OCTAVO_GROUPED_GEMM", "cublaslt", 1);
+  const double loop = static_cast<double>(b.Time(run, 1, 3));
+  unsetenv("OCTAVO_GROUPED_GEMM");
+  std::printf("%-40s %8.4f %8.0f %8.4f %8.0f %8.0f %s\n", name.c_str(), ours, flops / ours / 1e9,
+              loop, flops / loop / 1e9, peer, peer > 0 ? peer_name : "");
+  std::fflush(stdout);
+  b.FreeAll();
+}
+
+// The column-wise copy that a casting-free recipe makes of [rows, cols].
+GemmOperand Flow(Bench& b, const RowGroups& groups, std::int64_t cols) {
+  const std::int64_t rows = groups.padded_rows;
+  QuantizeRowsArgs a{};
+  a.x = b.Numbers(rows * cols, DType::kBF16);
+  a.x_dtype = DType::kBF16;
+  a.cols = cols;
+  a.groups = groups;
+  a.rule.pow2 = true;
+  a.row = b.Quant(rows, cols, Tiling::kRow128);
+  b.ops().quantize_rows(b.context(), a);
+  GemmOperand o;
+  o.quant = b.Quant(cols, rows, Tiling::kRow128);
+  b.ops().transpose_scaled(b.context(), {a.row, groups, o.quant, nullptr});
+  return o;
+}
+
+void GroupedTable(Bench& b) {
+  bool headed = false;
+  for (const GroupedShape& g : kGroupedShapes) {
     const std::string name = std::string("grouped ") + g.name;
     if (!b.Wanted(name)) {
       continue;
+    }
+    if (!headed) {
+      std::printf("%-40s %8s %8s %8s %8s %8s\n", "grouped products", "ms", "TFLOP/s", "loop ms",
+                  "TFLOP/s", "peer");
+      headed = true;
     }
     // Ragged multiples of 128 around the mean.
     std::vector<std::int64_t> rows(static_cast<std::size_t>(g.experts), g.rows / g.experts);
@@ -838,30 +937,53 @@ void ProductTable(Bench& b) {
     const double flops =
         2.0 * static_cast<double>(g.rows) * static_cast<double>(g.n) * static_cast<double>(g.k);
     for (const bool fp8 : {false, true}) {
-      const char* kind = fp8 ? " FP8" : " BF16";
-      {
+      for (const bool dgrad : {false, true}) {
+        const std::int64_t n = dgrad ? g.k : g.n, k = dgrad ? g.n : g.k;
         GroupedGemmArgs a{};
-        a.n = g.n;
-        a.k = g.k;
-        a.a = fp8 ? Fp8(b, g.rows, g.k, Tiling::kRow128) : High(b, g.rows, g.k, DType::kBF16);
-        a.b = fp8 ? Fp8(b, g.experts * g.n, g.k, Tiling::kBlock128)
-                  : High(b, g.experts * g.n, g.k, DType::kBF16);
+        a.n = n;
+        a.k = k;
+        a.a = fp8 ? Fp8(b, g.rows, k, Tiling::kRow128) : High(b, g.rows, k, DType::kBF16);
+        a.b = fp8 ? Fp8(b, g.experts * n, k, Tiling::kBlock128)
+                  : High(b, g.experts * n, k, DType::kBF16);
+        a.b.k_contiguous = fp8 || !dgrad;
         a.groups = b.Groups(rows);
-        a.c = b.Memory(g.rows * g.n * 2);
+        a.c = b.Memory(g.rows * n * 2);
         a.c_dtype = DType::kBF16;
-        b.Flops(name + kind + " fprop", flops, fp8 ? g.fp8_f : g.bf16_f,
-                [&] { b.ops().grouped_gemm(b.context(), a); });
+        const int at = dgrad ? 1 : 0;
+        GroupedRow(b, name + (fp8 ? " FP8" : " BF16") + (dgrad ? " dgrad" : " fprop"), flops,
+                   fp8 ? std::max(g.fp8[at], g.deep[at]) : g.bf16[at],
+                   !fp8 || g.fp8[at] > g.deep[at] ? "torch" : "DeepGEMM",
+                   [&] { b.ops().grouped_gemm(b.context(), a); });
       }
-      {
+      // FP8 of general tiles, then of a casting-free recipe; both add to the gradients, as a step.
+      for (const bool flow : {false, true}) {
+        if (flow && !fp8) {
+          continue;
+        }
         GroupedWgradArgs a{};
         a.m = g.n;
         a.n = g.k;
-        a.a = fp8 ? Fp8(b, g.n, g.rows, Tiling::kRow128) : High(b, g.rows, g.n, DType::kBF16);
-        a.b = fp8 ? Fp8(b, g.k, g.rows, Tiling::kRow128) : High(b, g.rows, g.k, DType::kBF16);
         a.groups = b.Groups(rows);
-        a.c = static_cast<float*>(b.Memory(g.experts * g.n * g.k * 4));
-        b.Flops(name + kind + " wgrad", flops, fp8 ? g.fp8_w : g.bf16_w,
-                [&] { b.ops().grouped_wgrad(b.context(), a); });
+        if (flow) {
+          a.a = Flow(b, a.groups, g.n);
+          a.b = Flow(b, a.groups, g.k);
+        } else if (fp8) {
+          a.a = Fp8(b, g.n, g.rows, Tiling::kRow128);
+          a.b = Fp8(b, g.k, g.rows, Tiling::kRow128);
+          a.groups = b.Groups(rows);
+        } else {
+          a.a = High(b, g.rows, g.n, DType::kBF16);
+          a.b = High(b, g.rows, g.k, DType::kBF16);
+        }
+        a.c = static_cast<float*>(b.Numbers(g.experts * g.n * g.k, DType::kF32));
+        a.accumulate = true;
+        GroupedRow(b,
+                   name + (flow  ? " flow wgrad"
+                           : fp8 ? " FP8 wgrad"
+                                 : " BF16 wgrad"),
+                   flops, fp8 ? std::max(g.fp8[2], g.deep[2]) : g.bf16[2],
+                   !fp8 || g.fp8[2] > g.deep[2] ? "torch" : "DeepGEMM",
+                   [&] { b.ops().grouped_wgrad(b.context(), a); });
       }
     }
   }
@@ -877,6 +999,7 @@ int Main(int argc, char** argv) {
   PermuteTable(bench);
   ModelTable(bench);
   ProductTable(bench);
+  GroupedTable(bench);
   return 0;
 }
 

@@ -1,22 +1,35 @@
-// Grouped products, first version: one cuBLASLt product an expert, on the host's copy of the group
-// sizes, spread over a few streams because one small product does not fill the card. Empty groups
-// are skipped (weight gradients write zeros). It stays as the comparison and the oracle of our own
-// grouped kernels.
+// Grouped products: Hopper's own kernels (grouped_tiles.h) where they take the operands, else one
+// cuBLASLt product an expert.
 //
-// Products run over a group's padded rows: padding of A is zeros, so padding of C comes out as
+// The loop works on the host's copy of the group sizes, spread over a few streams because one small
+// product does not fill the card; empty groups are skipped (weight gradients write zeros). It
+// serves MX, FP32, odd widths and other cards, and is the comparison of our own kernels: with
+// OCTAVO_GROUPED_GEMM=cublaslt in the environment (looked at in every call) it computes everything.
+//
+// Its products run over a group's padded rows: padding of A is zeros, so padding of C comes out as
 // zeros, and every size is a multiple of 128, which cuBLASLt's block scales ask for. Its 1×128
 // scales cannot have a stride, so those of a row-wise A are repacked group by group in one small
 // launch.
+#include <cstdlib>
+#include <cstring>
+
 #include "base/check.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/ops_cuda.h"
 #include "kernels/gemm/product_cuda.h"
+#include "kernels/grouped_gemm/grouped_tiles.h"
 
 namespace octavo::cuda {
 namespace {
 
 const void* Advance(const void* data, DType dtype, std::int64_t elements) {
   return static_cast<const std::uint8_t*>(data) + elements * DTypeBytes(dtype);
+}
+
+// Whether the tensor cores' own kernels may be asked.
+bool TilesWanted(const OpsContext* context) {
+  const char* chosen = std::getenv("OCTAVO_GROUPED_GEMM");
+  return context->sm == 90 && (chosen == nullptr || std::strcmp(chosen, "cublaslt") != 0);
 }
 
 // Per-tensor scales of all groups at 16-byte steps, or null when the operand has none.
@@ -36,6 +49,10 @@ float* SpreadTensorScales(OpsContext* context, const QTensor& quant, std::int64_
 void GroupedGemm(OpsContext* context, const GroupedGemmArgs& a) {
   const RowGroups& groups = a.groups;
   OCTAVO_CHECK(a.a.quant.present() || a.a.k_contiguous, "grouped_gemm: A is [P, K]");
+  if (TilesWanted(context) && GroupedGemmTiles({context->stream, context->multiprocessors}, a)) {
+    context->Launched("grouped_gemm");
+    return;
+  }
   std::int64_t used = 0;
   const float* a_tensor = SpreadTensorScales(context, a.a.quant, groups.count, &used);
   const float* b_tensor = SpreadTensorScales(context, a.b.quant, groups.count, &used);
@@ -84,6 +101,10 @@ void GroupedGemm(OpsContext* context, const GroupedGemmArgs& a) {
 
 void GroupedWgrad(OpsContext* context, const GroupedWgradArgs& a) {
   const RowGroups& groups = a.groups;
+  if (TilesWanted(context) && GroupedWgradTiles({context->stream, context->multiprocessors}, a)) {
+    context->Launched("grouped_wgrad");
+    return;
+  }
   std::int64_t used = 0;
   const float* a_tensor = SpreadTensorScales(context, a.a.quant, groups.count, &used);
   const float* b_tensor = SpreadTensorScales(context, a.b.quant, groups.count, &used);

@@ -86,88 +86,152 @@ void Fp8Case(OpRun& run, Tiling ta, Tiling tb, DType fa, DType fb, DType c_dtype
   Dense(run, m, n, k, a, b, c_dtype, accumulate, tolerance, mode);
 }
 
-// Padding rows of A are zeros, as every producer writes them.
+// Padding rows of A are zeros, as every producer writes them; rows behind all groups hold NaN,
+// which nothing may read.
 GemmOperand ZeroPadded(OpRun& run, const RowGroups& g, std::int64_t k) {
   std::vector<float> x = run.Numbers(g.padded_rows * k, 1.0f);
+  std::int64_t used = 0;
   for (std::int32_t i = 0; i < g.count; ++i) {
     const std::int64_t end = g.host_begin[i] + g.host_rows[i];
-    std::fill(x.begin() + end * k, x.begin() + RoundUp(end, kRowAlign) * k, 0.0f);
+    used = RoundUp(end, kRowAlign);
+    std::fill(x.begin() + end * k, x.begin() + used * k, 0.0f);
   }
+  std::fill(x.begin() + used * k, x.end(), __builtin_nanf(""));
   GemmOperand o;
   o.data = run.In(run.Encode(x, DType::kBF16));
   o.dtype = DType::kBF16;
   return o;
 }
 
-// An FP8 operand with zero codes where padding is; rows are K for a weight gradient.
+// How the D of an FP8 operand are laid out or chosen.
+enum class ScaleForm : std::uint8_t {
+  kRandom,      // by row, one row after the other
+  kTokenMajor,  // as dispatch leaves them: all of a row together
+  kByBlock,     // one power of two for 128 rows, as a casting-free transpose leaves them
+};
+
+// An FP8 operand with zero codes where padding is and NaN behind all groups; rows are K for a
+// weight gradient (transposed).
 GemmOperand ZeroPaddedFp8(OpRun& run, const RowGroups& g, std::int64_t width, DType format,
-                          Tiling tiling, bool transposed) {
+                          Tiling tiling, bool transposed, ScaleForm form = ScaleForm::kRandom) {
   const std::int64_t p = g.padded_rows;
   const std::int64_t rows = transposed ? width : p, cols = transposed ? p : width;
   std::vector<std::uint8_t> q(static_cast<std::size_t>(rows * cols), 0);
   const std::vector<float> x = run.Numbers(rows * cols, 100.0f);
+  const auto at = [&](std::int64_t r, std::int64_t c) {
+    return static_cast<std::size_t>(transposed ? c * p + r : r * width + c);
+  };
+  std::int64_t used = 0;
   for (std::int32_t i = 0; i < g.count; ++i) {
     for (std::int64_t r = g.host_begin[i]; r < g.host_begin[i] + g.host_rows[i]; ++r) {
       for (std::int64_t c = 0; c < width; ++c) {
-        const std::size_t at = static_cast<std::size_t>(transposed ? c * p + r : r * width + c);
-        q[at] = Fp8Encode(format, x[at]);
+        q[at(r, c)] = Fp8Encode(format, x[at(r, c)]);
       }
+    }
+    used = RoundUp(g.host_begin[i] + g.host_rows[i], kRowAlign);
+  }
+  for (std::int64_t r = used; r < p; ++r) {
+    for (std::int64_t c = 0; c < width; ++c) {
+      q[at(r, c)] = 0x7F;
     }
   }
   GemmOperand o = Quantised(run, rows, cols, format, tiling, g.count);
   o.quant.q = run.In(q);
+  if (form == ScaleForm::kTokenMajor) {
+    o.quant.scale_row_stride = CeilDiv(cols, kTile);
+    o.quant.scale_tile_stride = 1;
+  } else if (form == ScaleForm::kByBlock) {
+    const std::int64_t tiles = CeilDiv(cols, kTile);
+    std::vector<float> d(static_cast<std::size_t>(rows * tiles));
+    for (std::int64_t t = 0; t < tiles; ++t) {
+      float block = 0;
+      for (std::int64_t r = 0; r < rows; ++r) {
+        if (r % kTile == 0) {
+          block = std::ldexp(1.0f, static_cast<int>(run.Pick(-12, -5)));
+        }
+        d[static_cast<std::size_t>(t * rows + r)] = block;
+      }
+    }
+    o.quant.dequant_scale = run.In(d);
+  }
   return o;
 }
 
-void GroupedHigh(OpRun& run, bool b_kc, DType c_dtype, double tolerance) {
-  const RowGroups groups = run.Groups(RaggedRows(), 128);
-  const std::int64_t n = 256, k = 384;
+// Shapes of the grouped cases; the defaults have everything ragged and rows behind the groups.
+struct GroupedShape {
+  std::vector<std::int64_t> rows = RaggedRows();
+  std::int64_t m = 256, n = 256, k = 384;  // m: wgrad
+  std::int64_t slack = 128;
+  ScaleForm form = ScaleForm::kRandom;
+  Accumulate mode = Accumulate::kPromoted;
+};
+
+void GroupedHigh(OpRun& run, bool b_kc, DType c_dtype, double tolerance,
+                 const GroupedShape& s = {}) {
+  const RowGroups groups = run.Groups(s.rows, s.slack);
   GroupedGemmArgs a{};
   a.groups = groups;
-  a.n = n;
-  a.k = k;
-  a.a = ZeroPadded(run, groups, k);
-  a.b = High(run, groups.count * n, k, DType::kBF16, true);
+  a.n = s.n;
+  a.k = s.k;
+  a.a = ZeroPadded(run, groups, s.k);
+  a.b = High(run, groups.count * s.n, s.k, DType::kBF16, true);
   a.b.k_contiguous = b_kc;
-  a.c = run.Out<void>("c", c_dtype, groups.padded_rows * n, Agree::kRelative, tolerance);
+  a.c = run.Out<void>("c", c_dtype, groups.padded_rows * s.n, Agree::kRelative, tolerance);
   a.c_dtype = c_dtype;
   run.ops.grouped_gemm(run.context, a);
 }
 
-void GroupedFp8(OpRun& run, Tiling ta, Tiling tb, DType fa, DType c_dtype, double tolerance) {
-  const RowGroups groups = run.Groups(RaggedRows(), 128);
-  const std::int64_t n = 256, k = 384;
+void GroupedFp8(OpRun& run, Tiling ta, Tiling tb, DType fa, DType c_dtype, double tolerance,
+                const GroupedShape& s = {}) {
+  const RowGroups groups = run.Groups(s.rows, s.slack);
   GroupedGemmArgs a{};
   a.groups = groups;
-  a.n = n;
-  a.k = k;
-  a.a = ZeroPaddedFp8(run, groups, k, fa, ta, false);
-  a.b = Quantised(run, groups.count * n, k, DType::kE4M3, tb, groups.count);
-  a.c = run.Out<void>("c", c_dtype, groups.padded_rows * n, Agree::kRelative, tolerance);
+  a.n = s.n;
+  a.k = s.k;
+  a.a = ZeroPaddedFp8(run, groups, s.k, fa, ta, false, s.form);
+  a.b = Quantised(run, groups.count * s.n, s.k, DType::kE4M3, tb, groups.count);
+  a.c = run.Out<void>("c", c_dtype, groups.padded_rows * s.n, Agree::kRelative, tolerance);
   a.c_dtype = c_dtype;
+  a.mode = s.mode;
   run.ops.grouped_gemm(run.context, a);
 }
 
-void Wgrad(OpRun& run, bool fp8, Tiling tiling, DType fa, bool accumulate) {
-  const RowGroups groups = run.Groups(RaggedRows());
-  const std::int64_t m = 256, n = 384;
+void GroupedBlockwise(OpRun& run, DType c_dtype, const GroupedShape& s) {
+  GroupedFp8(run, Tiling::kRow128, Tiling::kBlock128, DType::kE4M3, c_dtype,
+             c_dtype == DType::kF32 ? kPromoted : kBf16Out, s);
+}
+
+void Wgrad(OpRun& run, bool fp8, Tiling tiling, DType fa, bool accumulate,
+           const GroupedShape& s = {.n = 384}) {
+  const RowGroups groups = run.Groups(s.rows, s.slack);
   GroupedWgradArgs a{};
   a.groups = groups;
-  a.m = m;
-  a.n = n;
+  a.m = s.m;
+  a.n = s.n;
   if (fp8) {
-    a.a = ZeroPaddedFp8(run, groups, m, fa, tiling, true);
-    a.b = ZeroPaddedFp8(run, groups, n, DType::kE4M3, tiling, true);
+    a.a = ZeroPaddedFp8(run, groups, s.m, fa, tiling, true, s.form);
+    a.b = ZeroPaddedFp8(run, groups, s.n, DType::kE4M3, tiling, true, s.form);
   } else {
-    a.a = ZeroPadded(run, groups, m);
-    a.b = ZeroPadded(run, groups, n);
+    a.a = ZeroPadded(run, groups, s.m);
+    a.b = ZeroPadded(run, groups, s.n);
   }
-  const std::int64_t count = groups.count * m * n;
+  const std::int64_t count = groups.count * s.m * s.n;
+  const double tolerance = s.mode == Accumulate::kFast ? kFastOut : kPromoted;
   a.c = accumulate ? run.InOut<float>("c", DType::kF32, run.Numbers(count, 1.0f), Agree::kRelative,
-                                      kPromoted)
-                   : run.Out<float>("c", DType::kF32, count, Agree::kRelative, kPromoted);
+                                      tolerance)
+                   : run.Out<float>("c", DType::kF32, count, Agree::kRelative, tolerance);
   a.accumulate = accumulate;
+  a.mode = s.mode;
   run.ops.grouped_wgrad(run.context, a);
+}
+
+// One to three rows in most of 256 groups.
+std::vector<std::int64_t> ManyGroups() {
+  std::vector<std::int64_t> rows;
+  for (std::int64_t i = 0; i < 256; ++i) {
+    rows.push_back(i % 4);
+  }
+  return rows;
 }
 
 }  // namespace
@@ -234,11 +298,83 @@ std::vector<OpCase> GemmCases() {
        [](OpRun& r) { GroupedFp8(r, T::kTensor, T::kTensor, D::kE5M2, D::kF32, kPromoted); }},
       {"grouped_mx",
        [](OpRun& r) { GroupedFp8(r, T::kRow32, T::kRow32, D::kE4M3, D::kF32, kPromoted); }},
+      {"grouped_bf16_narrow",
+       [](OpRun& r) { GroupedHigh(r, true, D::kBF16, kBf16Out, {.n = 136, .k = 200}); }},
+      {"grouped_bf16_dgrad_narrow",
+       [](OpRun& r) { GroupedHigh(r, false, D::kBF16, kBf16Out, {.n = 192, .k = 136}); }},
+      {"grouped_bf16_odd",
+       [](OpRun& r) { GroupedHigh(r, true, D::kF32, kF32, {.n = 100, .k = 36}); }},
+      {"grouped_bf16_many",
+       [](OpRun& r) {
+         GroupedHigh(r, true, D::kBF16, kBf16Out, {ManyGroups(), 0, 64, 64});
+       }},
+      {"grouped_fp8_token_major",
+       [](OpRun& r) { GroupedBlockwise(r, D::kF32, {.form = ScaleForm::kTokenMajor}); }},
+      {"grouped_fp8_one_expert",
+       [](OpRun& r) {
+         GroupedBlockwise(r, D::kBF16, {{700}, 0, 640, 128});
+       }},
+      {"grouped_fp8_single_rows",
+       [](OpRun& r) {
+         GroupedBlockwise(r, D::kF32, {{1, 1, 1, 1}, 0, 384, 128});
+       }},
+      {"grouped_fp8_all_empty",
+       [](OpRun& r) {
+         GroupedBlockwise(r, D::kBF16, {{0, 0, 0}, 0, 256, 256});
+       }},
+      {"grouped_fp8_deep",
+       [](OpRun& r) {
+         GroupedBlockwise(r, D::kF32, {{129, 5}, 0, 128, 7168});
+       }},
+      {"grouped_fp8_many",
+       [](OpRun& r) {
+         GroupedBlockwise(r, D::kF32, {ManyGroups(), 0, 128, 128});
+       }},
+      {"grouped_fp8_tensor_narrow",
+       [](OpRun& r) {
+         GroupedFp8(r, T::kTensor, T::kTensor, D::kE4M3, D::kBF16, kBf16Out, {.n = 200, .k = 144});
+       }},
+      {"grouped_fp8_tensor_fast",
+       [](OpRun& r) {
+         GroupedFp8(r, T::kTensor, T::kTensor, D::kE5M2, D::kBF16, kFastOut,
+                    {.mode = Accumulate::kFast});
+       }},
       {"wgrad_bf16", [](OpRun& r) { Wgrad(r, false, T::kNone, D::kBF16, false); }},
       {"wgrad_bf16_accumulate", [](OpRun& r) { Wgrad(r, false, T::kNone, D::kBF16, true); }},
       {"wgrad_fp8_rows", [](OpRun& r) { Wgrad(r, true, T::kRow128, D::kE4M3, false); }},
       {"wgrad_fp8_rows_accumulate", [](OpRun& r) { Wgrad(r, true, T::kRow128, D::kE5M2, true); }},
       {"wgrad_fp8_tensor", [](OpRun& r) { Wgrad(r, true, T::kTensor, D::kE5M2, true); }},
+      {"wgrad_bf16_narrow",
+       [](OpRun& r) { Wgrad(r, false, T::kNone, D::kBF16, true, {.m = 64, .n = 192}); }},
+      {"wgrad_bf16_odd",
+       [](OpRun& r) { Wgrad(r, false, T::kNone, D::kBF16, false, {.m = 72, .n = 40}); }},
+      {"wgrad_all_empty",
+       [](OpRun& r) {
+         Wgrad(r, true, T::kRow128, D::kE4M3, false, {{0, 0, 0}, 128, 256});
+       }},
+      {"wgrad_all_empty_accumulate",
+       [](OpRun& r) {
+         Wgrad(r, true, T::kRow128, D::kE4M3, true, {{0, 0, 0}, 128, 256});
+       }},
+      {"wgrad_fp8_narrow",
+       [](OpRun& r) { Wgrad(r, true, T::kRow128, D::kE4M3, false, {.m = 136, .n = 140}); }},
+      {"wgrad_fp8_by_block",
+       [](OpRun& r) {
+         Wgrad(r, true, T::kRow128, D::kE4M3, true,
+               {.m = 384, .n = 640, .form = ScaleForm::kByBlock});
+       }},
+      {"wgrad_fp8_deep",
+       [](OpRun& r) {
+         Wgrad(r, true, T::kRow128, D::kE4M3, false, {{7168}, 128, 128});
+       }},
+      {"wgrad_fp8_many",
+       [](OpRun& r) {
+         Wgrad(r, true, T::kRow128, D::kE4M3, true, {ManyGroups(), 64, 64});
+       }},
+      {"wgrad_fp8_tensor_fast",
+       [](OpRun& r) {
+         Wgrad(r, true, T::kTensor, D::kE5M2, false, {.n = 384, .mode = Accumulate::kFast});
+       }},
       {"wgrad_mx", [](OpRun& r) { Wgrad(r, true, T::kRow32, D::kE4M3, false); }},
   };
 }
