@@ -6,11 +6,12 @@
 # number that the host has not is named as skipped.
 #
 #   many_gpus.sh [--ranks "2 4 8"] [--gpus N] [--parts "collectives losses resume kill all_to_all train_step"]
-#                [--recipes "bf16 fp8_flow …"] [--steps N] [--dir DIR] [--bin DIR] [--text "FOLDER …"]
+#                [--recipes "bf16 fp8_flow …"] [--configs "A B"] [--steps N] [--dir DIR] [--bin DIR] [--text "FOLDER …"]
 #                [--device cuda|cpu] [--limit SECONDS]
 #     --ranks      numbers of ranks to run, a GPU each
 #     --gpus N     GPUs that may be used (default: the GPUs of this host)
 #     --device cpu tries the script itself where there is no GPU: every number of ranks, tiny shapes
+#     --configs    models of bench_train_step_ranks
 #     --limit      longest time of a job and of a bench (default 150)
 # Tolerances of losses and their reason: gpu_common.sh. Continued training is held to the same beside one that
 # never stopped, over the steps after it went on: other numbers of ranks only change the order of sums.
@@ -26,12 +27,14 @@ run=/tmp/octavo-many-gpus
 numbers="2 4 8"
 gpus=
 parts="collectives losses resume kill all_to_all train_step"
+configs="A B"
 while [ $# -gt 0 ]; do
   case $1 in
     --ranks) numbers=${2:?} ;;
     --gpus) gpus=${2:?} ;;
     --parts) parts=${2:?} ;;
-    -h|--help) sed -n '2,22s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --configs) configs=${2:?} ;;
+    -h|--help) sed -n '2,23s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) common_option "$1" "${2:-}" || { echo "error: unknown option $1" >&2; exit 2; } ;;
   esac
   shift 2
@@ -196,7 +199,7 @@ for n in "${run_of[@]}"; do
 done
 if wants train_step; then  # at the end and in one program each: every number beside one rank
   begin=$SECONDS
-  configs="A B" shape=
+  shape=
   if [ "$device" = cpu ]; then configs=tiny shape="--sequence 64 --sequences 1 --steps 2 --warmup 1"; fi
   for config in $configs; do
     # shellcheck disable=SC2086

@@ -16,6 +16,7 @@
 #include <dlfcn.h>
 #include <nccl.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -34,6 +35,7 @@
 #include <vector>
 
 #include "worker/comm/communicator.h"
+#include "worker/comm/nccl_own_rows.h"
 
 namespace octavo {
 namespace {
@@ -209,7 +211,7 @@ class NcclCommunicator final : public Communicator {
       const auto* from = static_cast<const std::uint8_t*>(args.send);
       auto* to = static_cast<std::uint8_t*>(args.receive);
       (void)cudaEventRecord(fork_, stream_);
-      std::int64_t send_at = 0, receive_at = 0;
+      std::int64_t send_at = 0, receive_at = 0, sent = 0, received = 0;
       ncclResult_t status = lib_.group_start();
       const auto keep = [&status](ncclResult_t result) {
         status = status == ncclSuccess || status == ncclInProgress ? result : status;
@@ -226,6 +228,8 @@ class NcclCommunicator final : public Communicator {
           keep(lib_.receive(to + receive_at, static_cast<std::size_t>(in), ncclUint8, peer, comm,
                             stream_));
         }
+        sent += peer == rank_ ? 0 : out;
+        received += peer == rank_ ? 0 : in;
         send_at += out;
         receive_at += in;
       }
@@ -233,7 +237,7 @@ class NcclCommunicator final : public Communicator {
       if (status == ncclInProgress) {
         status = Settle();
       }
-      CopyOwnRows(args, from, to);
+      CopyBeside(args, from, to, std::max(sent, received));
       (void)cudaStreamWaitEvent(stream_, join_);
       return status;
     });
@@ -336,19 +340,15 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
-  // After what the stream held at fork_; join_ says when it is done. Enqueued behind the exchange,
-  // which finds its multiprocessors free: a copy takes them all.
-  void CopyOwnRows(const AllToAllVArgs& args, const std::uint8_t* from, std::uint8_t* to) {
+  // After what the stream held at fork_; join_ says when it is done.
+  void CopyBeside(const AllToAllVArgs& args, const std::uint8_t* from, std::uint8_t* to,
+                  std::int64_t exchanged) {
     for (int peer = 0; peer < rank_; ++peer) {
       from += args.send_bytes[static_cast<std::size_t>(peer)];
       to += args.receive_bytes[static_cast<std::size_t>(peer)];
     }
     (void)cudaStreamWaitEvent(side_, fork_);
-    const std::int64_t own = args.send_bytes[static_cast<std::size_t>(rank_)];
-    if (own > 0) {
-      (void)cudaMemcpyAsync(to, from, static_cast<std::size_t>(own), cudaMemcpyDeviceToDevice,
-                            side_);
-    }
+    CopyOwnRows(to, from, args.send_bytes[static_cast<std::size_t>(rank_)], exchanged, side_);
     (void)cudaEventRecord(join_, side_);
   }
 
