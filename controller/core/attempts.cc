@@ -490,10 +490,14 @@ void OnAttemptStart(CoreState& state, JobRecord& job, const internal::v1::Attemp
   attempt.set_loaded_checkpoint_step(start.loaded_step());
   attempt.set_first_step(start.loaded_step() + 1);
   SaveAttempt(state, *job.current);
-  std::string text = start.loaded_step() == 0 && start.loaded_path().empty()
-                         ? StrCat("attempt ", attempt.number(), " begins with new weights")
-                         : StrCat("attempt ", attempt.number(), " continues from step ",
-                                  start.loaded_step(), ": ", start.loaded_path());
+  std::string text = StrCat("attempt ", attempt.number());
+  if (start.loaded_path().empty()) {
+    StrAppend(&text, " begins with new weights");
+  } else if (start.loaded_step() == 0) {
+    StrAppend(&text, " begins with the weights of ", start.loaded_path());
+  } else {
+    StrAppend(&text, " continues from step ", start.loaded_step(), " of ", start.loaded_path());
+  }
   if (!start.note().empty()) {
     StrAppend(&text, "; ", start.note());
   }

@@ -244,11 +244,13 @@ std::string SerializeManifest(const Manifest& manifest) {
   if (manifest.sequence_length > 0) {
     out["sequence_length"] = manifest.sequence_length;
   }
-  if (manifest.dataset.has_value()) {
-    out["dataset"] = {{"format", manifest.dataset->format},
-                      {"tokens", manifest.dataset->tokens},
-                      {"fingerprint", manifest.dataset->fingerprint}};
-  }
+  const auto put = [&out](const char* name, const std::optional<DatasetIdentity>& d) {
+    if (d.has_value()) {
+      out[name] = {{"format", d->format}, {"tokens", d->tokens}, {"fingerprint", d->fingerprint}};
+    }
+  };
+  put("dataset", manifest.dataset);
+  put("validation_dataset", manifest.validation);
   const std::string body = out.dump();
   out["crc32c"] = Crc32c(body.data(), body.size());
   return out.dump(1) + "\n";
@@ -303,12 +305,17 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view text, const std::string&
       (!Take(in, "sequence_length", &m.sequence_length) || m.sequence_length < 0)) {
     return damaged("sequence_length is malformed");
   }
-  if (const auto dataset = in.find("dataset"); dataset != in.end()) {
-    DatasetIdentity& d = m.dataset.emplace();
-    if (!dataset->is_object() || !Take(*dataset, "format", &d.format) ||
-        !Take(*dataset, "tokens", &d.tokens) || !Take(*dataset, "fingerprint", &d.fingerprint)) {
-      return damaged("the entry `dataset` is malformed");
+  const auto take_dataset = [&in](const char* name, std::optional<DatasetIdentity>* to) {
+    const auto dataset = in.find(name);
+    if (dataset == in.end()) {
+      return true;
     }
+    DatasetIdentity& d = to->emplace();
+    return dataset->is_object() && Take(*dataset, "format", &d.format) &&
+           Take(*dataset, "tokens", &d.tokens) && Take(*dataset, "fingerprint", &d.fingerprint);
+  };
+  if (!take_dataset("dataset", &m.dataset) || !take_dataset("validation_dataset", &m.validation)) {
+    return damaged("the entry `dataset` or `validation_dataset` is malformed");
   }
   m.moment_dtype = moments == "BF16" ? DType::kBF16 : DType::kF32;
   for (const json& loss : in["losses"]) {

@@ -65,7 +65,8 @@ struct Manifest {
   ModelConfig model;
   std::int64_t sequence_length = 0;  // tokens that the model was trained to see; 0: not recorded
   TrainState state;
-  std::optional<DatasetIdentity> dataset;  // nothing: written by an import or an older program
+  // Nothing: written by an import or an older program; validation: or the job has no such dataset.
+  std::optional<DatasetIdentity> dataset, validation;
   std::vector<ShardFile> shards;
 
   std::int64_t total_bytes() const {

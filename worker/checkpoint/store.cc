@@ -77,12 +77,12 @@ CheckpointInfo Inspect(const FileSystem& fs, const std::string& path) {
   }
   const absl::StatusOr<std::string> text = fs.ReadFile(JoinPath(path, kManifestFile));
   if (!text.ok()) {
-    info.problem = ToString(text.status());
+    info.problem = Message(text.status());
     return info;
   }
   absl::StatusOr<Manifest> manifest = ParseManifest(*text, JoinPath(path, kManifestFile));
   if (!manifest.ok()) {
-    info.problem = ToString(manifest.status());
+    info.problem = Message(manifest.status());
     return info;
   }
   info.manifest = *std::move(manifest);
@@ -96,7 +96,7 @@ CheckpointInfo Inspect(const FileSystem& fs, const std::string& path) {
   for (const ShardFile& shard : info.manifest.shards) {
     const absl::StatusOr<std::int64_t> size = fs.FileSize(JoinPath(path, shard.file));
     if (!size.ok()) {
-      info.problem = ToString(size.status());
+      info.problem = Message(size.status());
     } else if (*size != shard.bytes) {
       info.problem = StrCat(JoinPath(path, shard.file), ": cut at byte offset ", *size,
                             "; expected ", shard.bytes, " bytes");

@@ -140,11 +140,11 @@ absl::StatusOr<StartPoint> Checkpointer::Begin(Transformer& model,
       }
       RETURN_IF_ERROR(Annotate(loaded, StrCat("loading the ", all ? "state" : "weights",
                                               " of checkpoint.start_from ", other)));
-      start.note = all ? StrCat("goes on from step ", start.state.step, " of ", other)
-                       : StrCat("weights from ", other);
+      start.path = other;
     }
+  } else {
+    saved_step_ = start.state.step;
   }
-  saved_step_ = start.path.empty() ? -1 : start.state.step;
   const absl::Status begun = leader ? store_.Begin(start.state.step) : absl::OkStatus();
   RETURN_IF_ERROR(
       Annotate(options_.world.Agree(InputError(begun)), "writing the attempt's marker"));
@@ -155,19 +155,26 @@ absl::Status Checkpointer::InputError(const absl::Status& status) const {
   return DiskError(MarkIfPermanent(status, options_.config.attempt));
 }
 
-absl::Status Checkpointer::CompareDataset(const Manifest& manifest) const {
-  const DatasetIdentity& now = options_.dataset;
-  if (!manifest.dataset.has_value() || *manifest.dataset == now) {
-    return absl::OkStatus();
-  }
+absl::Status Checkpointer::CompareDatasets(const Manifest& manifest) const {
   const auto describe = [](const DatasetIdentity& d) {
     return StrCat(d.format, ", ", d.tokens, " tokens, fingerprint ", d.fingerprint);
   };
-  return FailedPreconditionError(StrCat(
-      "the dataset ", options_.config.data.path, " has changed since the checkpoint of step ",
-      manifest.state.step, " was written: it was ", describe(*manifest.dataset), "; it is ",
-      describe(now), ". Put the former file back, or submit a new job with checkpoint.start_from ",
-      store_.root(), " to train on with this one"));
+  const auto compare = [&](const char* what, const std::string& path,
+                           const std::optional<DatasetIdentity>& saved,
+                           const std::optional<DatasetIdentity>& now) -> absl::Status {
+    if (!saved.has_value() || !now.has_value() || *saved == *now) {
+      return absl::OkStatus();
+    }
+    return FailedPreconditionError(StrCat(
+        "the ", what, " ", path, " has changed since the checkpoint of step ", manifest.state.step,
+        " was written: it was ", describe(*saved), "; it is ", describe(*now),
+        ". Put the former file back, or submit a new job with checkpoint.start_from ",
+        store_.root(), " to train on with this one"));
+  };
+  const DataConfig& data = options_.config.data;
+  RETURN_IF_ERROR(compare("dataset", data.path, manifest.dataset, options_.dataset));
+  return compare("validation dataset", data.validation_path, manifest.validation,
+                 options_.validation);
 }
 
 absl::Status Checkpointer::LoadCandidate(const std::string& path, bool own, Transformer& model,
@@ -179,7 +186,7 @@ absl::Status Checkpointer::LoadCandidate(const std::string& path, bool own, Tran
   // Read and compared: no other attempt will find it otherwise.
   RETURN_IF_ERROR(WithFailure(CompareModels(manifest.model, options_.config.model),
                               FailureClass::kSpecRejected));
-  const absl::Status same_data = CompareDataset(manifest);
+  const absl::Status same_data = CompareDatasets(manifest);
   if (own) {
     RETURN_IF_ERROR(WithFailure(same_data, FailureClass::kSpecRejected));
   } else if (!same_data.ok()) {
@@ -276,7 +283,8 @@ void Checkpointer::StartWriting(Transformer& model, const TrainState& state) {
                       .model = options_.config.model,
                       .sequence_length = options_.config.run.sequence_length,
                       .state = state,
-                      .dataset = options_.dataset};
+                      .dataset = options_.dataset,
+                      .validation = options_.validation};
   pending_.state.blas_core = options_.blas_core;
   writer_.Start({.folder = store_.PartialPath(state.step),
                  .rank = layout_.rank,

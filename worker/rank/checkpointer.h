@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -31,7 +32,7 @@ namespace octavo {
 
 struct StartPoint {
   TrainState state;
-  std::string path;  // empty: fresh weights
+  std::string path;  // what was loaded, also of another job (start_from); empty: fresh weights
   std::string note;  // what was passed over, and why
   bool interrupted = false;
 };
@@ -46,7 +47,9 @@ class Checkpointer {
     HostCollectives& world;
     TrainingHost& host;
     std::string blas_core;
-    DatasetIdentity dataset = {};  // of config.data.path, as this rank finds it
+    // Of config.data.path and config.data.validation_path, as this rank finds them.
+    DatasetIdentity dataset = {};
+    std::optional<DatasetIdentity> validation = {};
   };
   explicit Checkpointer(const Options& options);
 
@@ -81,8 +84,8 @@ class Checkpointer {
                               const std::function<bool()>& interrupted, TrainState* state);
   absl::Status LoadStartWeights(const std::string& path, Transformer& model,
                                 const std::function<bool()>& interrupted);
-  // FAILED_PRECONDITION when the checkpoint says that it was trained on other data.
-  absl::Status CompareDataset(const Manifest& manifest) const;
+  // FAILED_PRECONDITION when the checkpoint says that it was trained or validated on other data.
+  absl::Status CompareDatasets(const Manifest& manifest) const;
   void StartWriting(Transformer& model, const TrainState& state);
   // Saves the last step again while the disk is full, until it succeeds, somebody wants the ranks
   // to leave or the tries are used up. Errors: those of the collectives.

@@ -202,12 +202,20 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingSetup& se
   const auto input = [&config](const absl::Status& status) {
     return MarkIfPermanent(status, config.attempt);
   };
-  absl::StatusOr<std::unique_ptr<TokenDataset>> opened =
-      OpenTokenDataset(*setup.fs, config.data.path);
-  RETURN_IF_ERROR(input(opened.status()));
-  std::shared_ptr<const TokenDataset> dataset = *std::move(opened);
-  const absl::StatusOr<DatasetIdentity> identified = IdentifyDataset(*dataset);
-  RETURN_IF_ERROR(input(identified.status()));
+  const auto open = [&](const std::string& path, std::shared_ptr<const TokenDataset>* dataset,
+                        DatasetIdentity* identity) -> absl::Status {
+    ASSIGN_OR_RETURN(*dataset, OpenTokenDataset(*setup.fs, path));
+    ASSIGN_OR_RETURN(*identity, IdentifyDataset(**dataset));
+    return absl::OkStatus();
+  };
+  std::shared_ptr<const TokenDataset> dataset, validation_dataset;
+  DatasetIdentity identity;
+  std::optional<DatasetIdentity> validation_identity;
+  RETURN_IF_ERROR(input(open(config.data.path, &dataset, &identity)));
+  if (config.validation_interval > 0 && !config.data.validation_path.empty()) {
+    RETURN_IF_ERROR(input(
+        open(config.data.validation_path, &validation_dataset, &validation_identity.emplace())));
+  }
   trainer->checkpointer_ =
       std::make_unique<Checkpointer>(Checkpointer::Options{.config = trainer->setup_.config,
                                                            .fs = *setup.fs,
@@ -215,7 +223,8 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingSetup& se
                                                            .world = *trainer->world_,
                                                            .host = *setup.host,
                                                            .blas_core = setup.blas_core,
-                                                           .dataset = *identified});
+                                                           .dataset = identity,
+                                                           .validation = validation_identity});
   TrainValidationSplit split =
       SplitTail(dataset->token_count(),
                 config.data.validation_path.empty() ? config.data.validation_fraction : 0.0);
@@ -233,10 +242,8 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingSetup& se
                    TokenFeed::Create(setup.backend, std::move(loader), run.microbatches,
                                      run.tokens(), trainer->device_, trainer->pinned_));
   if (config.validation_interval > 0) {
-    if (!config.data.validation_path.empty()) {
-      opened = OpenTokenDataset(*setup.fs, config.data.validation_path);
-      RETURN_IF_ERROR(input(opened.status()));
-      dataset = *std::move(opened);
+    if (validation_dataset != nullptr) {
+      dataset = validation_dataset;
       split.validation = {.begin = 0, .end = dataset->token_count()};
     }
     options.region = split.validation;

@@ -1,6 +1,7 @@
 // Gangs, failures and what follows, fencing, leases, restarts of the controller.
 #include <set>
 
+#include "controller/core/attempt_end.h"
 #include "gmock/gmock.h"
 #include "proto/convert/error_detail.h"
 #include "tests/unit/controller/core/core_harness.h"
@@ -48,6 +49,120 @@ TEST_F(CoreAttempts, TheCollateralEndMayArriveFirst) {
   Advance(0.1);
   EndAll("b", Killed);  // died before our SIGKILL could have
   EXPECT_EQ(Get("job").attempts(0).end_class(), v1::RANK_EXIT);
+}
+
+// An input that no attempt can read explains whatever its peers died of meanwhile, in any order:
+// nothing is tried again.
+TEST_F(CoreAttempts, ARejectedSpecificationExplainsTheOtherRanksEndsWhicheverComesFirst) {
+  const auto rejected = [](internal::v1::RankEnded& ended) {
+    ended.set_exit_code(1);
+    ended.mutable_outcome()->set_failure_class(v1::SPEC_REJECTED);
+    ended.mutable_outcome()->set_message("the dataset /data/x is damaged");
+  };
+  const auto timed_out = [](internal::v1::RankEnded& ended) {
+    ended.set_exit_code(1);
+    ended.mutable_outcome()->set_failure_class(v1::COLLECTIVE_TIMEOUT);
+    ended.mutable_outcome()->set_message("peer went away");
+  };
+  Register("a", 1);
+  Register("b", 1);
+  int number = 0;
+  for (const bool rejected_first : {true, false}) {
+    for (const bool killed : {false, true}) {
+      const std::string name = "job" + std::to_string(number++);
+      SCOPED_TRACE(name);
+      ASSERT_TRUE(Submit(Spec(name)).ok());
+      StartAll("a", internal::v1::RANK_TRAINING);
+      StartAll("b", internal::v1::RANK_TRAINING);
+      const auto end_other = [&] {
+        if (killed) {
+          EndAll("a", Killed);
+        } else {
+          EndAll("a", timed_out);
+        }
+      };
+      if (!rejected_first) {
+        end_other();
+      }
+      EndAll("b", rejected);
+      if (rejected_first) {
+        end_other();
+      }
+      const v1::Job job = Get(name);
+      EXPECT_EQ(job.state(), v1::FAILED);
+      EXPECT_EQ(job.failure(), v1::SPEC_REJECTED);
+      EXPECT_EQ(job.attempts_size(), 1);
+      EXPECT_THAT(job.attempts(0).end_reason(), HasSubstr("the dataset /data/x is damaged"));
+    }
+  }
+}
+
+TEST_F(CoreAttempts, TheCauseIsTheEndThatExplainsMost) {
+  const auto cause = [](const std::vector<v1::FailureClass>& ends) {
+    internal::v1::StoredAttempt attempt;
+    for (const v1::FailureClass end : ends) {
+      internal::v1::StoredRank& rank = *attempt.add_ranks();
+      rank.set_ended(true);
+      rank.set_end_class(end);
+    }
+    return CauseOf(attempt).failure;
+  };
+  // Each explains those behind it; NUMERIC_FAILURE is what all ranks agreed on.
+  const std::vector<std::pair<v1::FailureClass, FailureClass>> order = {
+      {v1::NUMERIC_FAILURE, FailureClass::kNumericFailure},
+      {v1::SPEC_REJECTED, FailureClass::kSpecRejected},
+      {v1::RANK_EXIT, FailureClass::kRankExit},
+      {v1::SLOT_POISONED, FailureClass::kSlotPoisoned},
+      {v1::WORKER_LOST, FailureClass::kWorkerLost},
+      {v1::STEP_STALLED, FailureClass::kStepStalled},
+      {v1::COLLECTIVE_TIMEOUT, FailureClass::kCollectiveTimeout}};
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    for (std::size_t j = i + 1; j < order.size(); ++j) {
+      EXPECT_EQ(cause({order[i].first, order[j].first}), order[i].second) << i << " " << j;
+      EXPECT_EQ(cause({order[j].first, order[i].first}), order[i].second) << j << " " << i;
+    }
+  }
+}
+
+// What an attempt says that it begins from: one thing, and whose.
+TEST_F(CoreAttempts, AnAttemptSaysWhatItBeginsFrom) {
+  struct Case {
+    std::int64_t step;
+    std::string path, note, text;
+  };
+  Register("a", 2);
+  for (const Case& c :
+       {Case{0, "", "", "attempt 1 begins with new weights"},
+        Case{0, "/other/imported", "", "attempt 1 begins with the weights of /other/imported"},
+        Case{40, "/ckpt/job/step-40", "", "attempt 1 continues from step 40 of /ckpt/job/step-40"},
+        Case{40, "/ckpt/job/step-40", "/ckpt/job/step-60: cut",
+             "attempt 1 continues from step 40 of /ckpt/job/step-40; /ckpt/job/step-60: cut"}}) {
+    const std::string name = "job" + std::to_string(c.step) + std::to_string(c.text.size());
+    ASSERT_TRUE(Submit(Spec(name)).ok());
+    StartAll("a", internal::v1::RANK_TRAINING);
+    ASSERT_FALSE(running_["a"].empty());
+    internal::v1::ReliableReport report;
+    report.mutable_attempt_start()->set_job_uid(running_["a"][0].job_uid());
+    report.mutable_attempt_start()->set_attempt(1);
+    internal::v1::AttemptStart& start = *report.mutable_attempt_start()->mutable_start();
+    start.set_loaded_step(c.step);
+    start.set_loaded_path(c.path);
+    start.set_note(c.note);
+    Reliable("a", report);
+    std::vector<std::string> said;
+    v1::ListEventsRequest request;
+    request.set_name(name);
+    request.set_page_size(1000);
+    const auto listed = core_->Events(request);
+    ASSERT_TRUE(listed.ok()) << ToString(listed.status());
+    for (const v1::JobEvent& event : listed->events()) {
+      if (event.kind() == "ATTEMPT") {
+        said.push_back(event.message());
+      }
+    }
+    EXPECT_EQ(said, std::vector<std::string>{c.text});
+    EndAll("a", Succeeded);
+  }
 }
 
 TEST_F(CoreAttempts, AnExitWithoutAWordIsNoSuccess) {

@@ -152,6 +152,30 @@ TEST(CheckpointStoreTest, CutAndMissingShardsAreUnusableWithTheReason) {
   EXPECT_EQ(UsableSteps(Posix(), dir.path()), (Steps{10}));
 }
 
+// Sentences about files: an operator reads them, and no code of ours belongs before them.
+TEST(CheckpointStoreTest, ProblemsBeginWithWhatIsWrongAndNotWithAStatusCode) {
+  TempDir dir;
+  for (const std::int64_t step : {10, 20, 30}) {
+    ASSERT_TRUE(Save(Posix(), dir.path(), step, 1).ok());
+  }
+  const std::vector<CheckpointInfo> whole = *ListCheckpoints(Posix(), dir.path());
+  ASSERT_EQ(whole.size(), 3u);
+  ASSERT_TRUE(Posix().Remove(whole[0].path + "/rank-00001.safetensors").ok());
+  ASSERT_TRUE(Posix().WriteFileAtomic(whole[1].path + "/manifest.json", "{\"step\": 20").ok());
+  ASSERT_TRUE(Posix().Remove(whole[2].path + "/manifest.json").ok());
+  const std::vector<CheckpointInfo> found = *ListCheckpoints(Posix(), dir.path());
+  EXPECT_GE(found.size(), 2u);
+  for (const CheckpointInfo& info : found) {
+    EXPECT_FALSE(info.usable) << info.path;
+    EXPECT_NE(info.problem.find(info.path), std::string::npos) << info.problem;
+    for (const char* code : {"DATA_LOSS", "NOT_FOUND"}) {
+      EXPECT_EQ(info.problem.find(code), std::string::npos) << info.problem;
+    }
+  }
+  const absl::Status none = FindCheckpoint(Posix(), dir.path()).status();
+  EXPECT_EQ(Message(none).find("DATA_LOSS"), std::string::npos) << Message(none);
+}
+
 TEST(CheckpointStoreTest, VerifyFindsAFlippedBitThatSizesDoNotShow) {
   TempDir dir;
   ASSERT_TRUE(Save(Posix(), dir.path(), 10, 1).ok());

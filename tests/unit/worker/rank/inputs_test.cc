@@ -102,6 +102,33 @@ TEST(InputsTest, AResumedJobRefusesADatasetThatWasReplaced) {
   EXPECT_EQ(job.host().steps().back().step(), 8);
 }
 
+TEST(InputsTest, AResumedJobRefusesAValidationDatasetThatWasReplaced) {
+  TestJob job;
+  job.config.validation_interval = 2;
+  job.config.validation_batches = 1;
+  job.config.data.validation_path = job.dir.File("validation");
+  WriteDataset(job.config.data.validation_path, std::string(4000, 'v'));
+  EXPECT_ALL_OK(job.Run(2, 1));
+  const std::string manifest_path = job.host().checkpoints().back().path() + "/manifest.json";
+  auto manifest = ParseManifest(*PosixFileSystem::Get().ReadFile(manifest_path), manifest_path);
+  ASSERT_TRUE(manifest.ok()) << ToString(manifest.status());
+  EXPECT_EQ(manifest->validation, Identity(job.config.data.validation_path));
+  WriteDataset(job.config.data.validation_path, std::string(4000, 'w'));
+  job.config.steps = 8;
+  for (const TrainingOutcome& outcome : job.Run(2, 1)) {
+    EXPECT_EQ(outcome.failure, FailureClass::kSpecRejected);
+    EXPECT_THAT(outcome.message, HasSubstr("the validation dataset " +
+                                           job.config.data.validation_path + " has changed"));
+    EXPECT_THAT(outcome.message, HasSubstr("Put the former file back"));
+  }
+  // A checkpoint of an older program does not say what it was validated on.
+  manifest->validation.reset();
+  ASSERT_TRUE(
+      PosixFileSystem::Get().WriteFileAtomic(manifest_path, SerializeManifest(*manifest)).ok());
+  EXPECT_ALL_OK(job.Run(2, 1));
+  EXPECT_EQ(job.host().steps().back().step(), 8);
+}
+
 TEST(InputsTest, AnotherJobMayGoOnWithOtherData) {
   TestJob first;
   EXPECT_ALL_OK(first.Run());

@@ -96,6 +96,34 @@ TEST(StartFromTest, TheWholeStateGoesOnWhereTheOtherJobStoodWithOtherRanks) {
   EXPECT_THAT(outcomes[0].message, HasSubstr("train.global_batch must be the same"));
 }
 
+// Rank 0 says where its weights came from: the controller's event is made of it.
+TEST(StartFromTest, SaysWhoseWeightsItBeginsWith) {
+  TestJob first;
+  EXPECT_ALL_OK(first.Run());
+  const auto start_of = [](TestJob& job) {
+    for (const iv1::RankToWorker& m : job.host().messages()) {
+      if (m.has_attempt_start()) {
+        return m.attempt_start();
+      }
+    }
+    ADD_FAILURE() << "no start was reported";
+    return iv1::AttemptStart();
+  };
+  EXPECT_EQ(start_of(first).loaded_path(), "");
+  EXPECT_EQ(start_of(first).note(), "");
+  for (const bool all : {false, true}) {
+    TestJob second;
+    second.config.job_uid = "another";
+    second.config.steps = 8;
+    second.config.checkpoint.start_from = first.dir.File("checkpoints");
+    second.config.checkpoint.start_all = all;
+    EXPECT_ALL_OK(second.Run());
+    EXPECT_EQ(start_of(second).loaded_path(), first.dir.File("checkpoints"));
+    EXPECT_EQ(start_of(second).loaded_step(), all ? first.config.steps : 0);
+    EXPECT_EQ(start_of(second).note(), "");
+  }
+}
+
 TEST(StartFromTest, AnotherArchitectureIsRefusedWithTheFieldsThatDiffer) {
   TestJob first;
   EXPECT_ALL_OK(first.Run());
