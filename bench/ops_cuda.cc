@@ -1,7 +1,8 @@
 // Every operation of the CUDA backend at the shapes of design/ANCHORS.md, with the floor measured
 // in the same run and the peer's figure beside ours.
 //
-//   bench_ops_cuda [filter]      OCTAVO_PLUGIN names the plug-in if it is not beside the program
+//   bench_ops_cuda [filter|filter…]      OCTAVO_PLUGIN names the plug-in if it is not beside the
+//   program
 //
 // Floor: the bytes an operation must move (each input read once, each output written once) at the
 // rate of a device copy of this run. Medians, timed with events, on random data, in buffers well
@@ -96,7 +97,17 @@ class Bench {
     memory_.clear();
   }
 
-  bool Wanted(const std::string& name) const { return name.find(filter_) != std::string::npos; }
+  // The filter is a part of the name, or several with | between them.
+  bool Wanted(const std::string& name) const {
+    for (std::size_t at = 0; at <= filter_.size();) {
+      const std::size_t end = std::min(filter_.find('|', at), filter_.size());
+      if (name.find(filter_.substr(at, end - at)) != std::string::npos) {
+        return true;
+      }
+      at = end + 1;
+    }
+    return false;
+  }
 
   // Median milliseconds of one call, in regions of `calls` calls.
   float Time(const std::function<void()>& run, int calls = 1, int repeats = 15) {
@@ -365,6 +376,16 @@ void TransposeTable(Bench& b) {
       sets.push_back(t);
     }
     std::size_t at = 0;
+    // What a copy of as many bytes takes: small ones do not reach the rate of large ones either.
+    const std::int64_t moved = s.rows * s.cols;
+    const auto copy = [&] {
+      const TransposeScaledArgs& t = sets[at++ % sets.size()];
+      b.ops().copy(b.context(), {t.dst.q, t.src.q, moved, CopyKind::kOnDevice});
+    };
+    const float copy_ms = b.Time(copy), copies_ms = b.Time(copy, 10, 9);
+    std::printf("  copy of %lld MiB: %.4f ms in a row, %.4f ms alone\n",
+                static_cast<long long>(moved >> 20), static_cast<double>(copies_ms),
+                static_cast<double>(copy_ms));
     b.Bytes(name, static_cast<double>(s.rows * s.cols) * 2.0625, s.must, s.peer,
             [&] { b.ops().transpose_scaled(b.context(), sets[at++ % sets.size()]); });
   }
@@ -668,13 +689,20 @@ void ModelTable(Bench& b) {
     b.Bytes("sum of squares 256M", static_cast<double>(n) * 4, 0, 0,
             [&] { b.ops().sum_squares(b.context(), a); });
   }
-  if (b.Wanted("embedding backward 16384x2048")) {
+  for (const bool equal : {false, true}) {
+    const std::string name =
+        std::string("embedding backward 16384x2048") + (equal ? " one token" : "");
+    if (!b.Wanted(name)) {
+      continue;
+    }
     const std::int64_t tokens = 16384, hidden = 2048, vocab = 32768;
-    std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens));
-    for (std::int32_t& t : ids) {
-      // Roughly Zipf: log-uniform ranks.
-      t = static_cast<std::int32_t>(
-          std::min<double>(vocab - 1, std::exp(static_cast<double>(b.Pick(0, 10397)) / 1000.0)));
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens), 17);
+    if (!equal) {
+      for (std::int32_t& t : ids) {
+        // Roughly Zipf: log-uniform ranks.
+        t = static_cast<std::int32_t>(
+            std::min<double>(vocab - 1, std::exp(static_cast<double>(b.Pick(0, 10397)) / 1000.0)));
+      }
     }
     WorkspaceQuery query{};
     query.tokens = tokens;
@@ -691,7 +719,8 @@ void ModelTable(Bench& b) {
                             DType::kBF16,
                             static_cast<float*>(b.Numbers(vocab * hidden, DType::kF32)),
                             b.Memory(sizes.embedding_backward)};
-    b.Bytes("embedding backward 16384x2048", static_cast<double>(tokens * hidden) * 10, 0, 0,
+    // One token: each row is read, one is added to.
+    b.Bytes(name, static_cast<double>(tokens * hidden) * (equal ? 2 : 10), 0, 0,
             [&] { b.ops().embedding_backward(b.context(), a); });
   }
   for (const std::int32_t dim : {64, 128}) {

@@ -1,10 +1,10 @@
 // RMSNorm on the GPU.
 //
-// Forward: 32, 64 or 256 threads a row, which stays in registers between the sum of squares and the
-// product. y is computed from the rounded h, as stored.
-// Backward: a persistent grid; each block walks over rows and keeps its share of dw in registers,
-// columns split over the threads; partial dw [blocks, cols] are added in block order. Narrow rows
-// go to warps, which need no barrier; the adding kernel is launched while the rows still run and
+// Forward: 32, 128 or 256 threads a row, which stays in registers between the sum of squares and
+// the product. y is computed from the rounded h, as stored. Backward: a persistent grid; each block
+// walks over rows and keeps its share of dw in registers, columns split over the threads; partial
+// dw [blocks, cols] are added in block order. Narrow rows go to warps, which need no barrier and
+// load a row while they work on another; the adding kernel is launched while the rows still run and
 // waits for them on the device (programmatic dependent launch), which hides its start.
 #include "base/check.h"
 #include "kernels/cuda/context.h"
@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(256) rms_norm_forward_kernel(RmsNormForwardArg
   const bool on = row < a.rows;
   const T* x = static_cast<const T*>(a.x) + row * a.ld_x;
   const T* residual = static_cast<const T*>(a.residual) + row * a.cols;
-  float h[kVectors][8];
+  constexpr bool kKeepWeights = kVectors <= 2;  // loaded with the row, if there is room
+  float h[kVectors][8], weights[kKeepWeights ? kVectors : 1][8];
   float sum = 0;
   Raw8<T> raw[kVectors], raw_r[kVectors];
 #pragma unroll
@@ -45,10 +46,14 @@ __global__ void __launch_bounds__(256) rms_norm_forward_kernel(RmsNormForwardArg
       if (a.residual != nullptr) {
         LoadRawPlain(residual + col, raw_r[u]);
       }
+      if constexpr (kKeepWeights) {
+        Load8Plain(a.w + col, weights[u]);
+      }
     }
   }
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
+    const std::int64_t col = (t + u * kThreads) * 8;
     Unpack(raw[u], h[u]);
     if (a.residual != nullptr) {
       float r[8];
@@ -58,6 +63,9 @@ __global__ void __launch_bounds__(256) rms_norm_forward_kernel(RmsNormForwardArg
         h[u][j] += r[j];
       }
       RoundTo<T>(h[u]);
+    }
+    if (on && a.residual_out != nullptr && col < a.cols) {
+      Store8(static_cast<T*>(a.residual_out) + row * a.cols + col, h[u]);
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -88,11 +96,12 @@ __global__ void __launch_bounds__(256) rms_norm_forward_kernel(RmsNormForwardArg
   for (int u = 0; u < kVectors; ++u) {
     const std::int64_t col = (t + u * kThreads) * 8;
     if (col < a.cols) {
-      if (a.residual_out != nullptr) {
-        Store8(static_cast<T*>(a.residual_out) + row * a.cols + col, h[u]);
+      float w_read[8], y[8];
+      const float* w = weights[kKeepWeights ? u : 0];
+      if constexpr (!kKeepWeights) {
+        Load8Plain(a.w + col, w_read);
+        w = w_read;
       }
-      float w[8], y[8];
-      Load8Plain(a.w + col, w);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         y[j] = h[u][j] * rstd * w[j];
@@ -114,44 +123,98 @@ __device__ __forceinline__ void LetNextStart() { cudaTriggerProgrammaticLaunchCo
 
 inline constexpr int kNarrowWarps = 8;
 
-// A warp a row, kVectors vectors of 8 columns a lane. The warps' dw are added in order in shared
-// memory [cols].
+// Rows on their way into a warp's part of shared memory (two in BF16), and the bytes of one.
+template <class T>
+inline constexpr int kNarrowStages = sizeof(T) == 2 ? 2 : 1;
+template <class T, int kVectors>
+inline constexpr int kNarrowRowBytes = 3 * kVectors * 256 * static_cast<int>(sizeof(T));
+template <class T, int kVectors>
+inline constexpr int kNarrowSharedBytes =
+    kNarrowWarps* kNarrowStages<T>* kNarrowRowBytes<T, kVectors>;
+
+// A warp a row, kVectors vectors of 8 columns a lane; h, dy and d_residual of the next row arrive
+// while it works on one. Weights and the lane's share of dw stay in registers; the warps' shares
+// are added in order.
 template <class T, int kVectors>
 __global__ void __launch_bounds__(kNarrowWarps * 32, sizeof(T) == 2 ? 2 : 1)
     rms_norm_backward_narrow_kernel(RmsNormBackwardArgs a, float* partial) {
-  __shared__ float dw_sum[kVectors * 8][32];
+  extern __shared__ __align__(16) std::uint8_t dynamic[];
+  constexpr int kStages = kNarrowStages<T>, kWords = static_cast<int>(sizeof(T)) / 2;
+  constexpr int kRow = kNarrowRowBytes<T, kVectors> / 16;  // 16-byte words
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  float dw[kVectors][8] = {};
-  for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kNarrowWarps + warp; row < a.rows;
-       row += static_cast<std::int64_t>(gridDim.x) * kNarrowWarps) {
-    Raw8<T> h_raw[kVectors], dy_raw[kVectors], res_raw[kVectors];
-    const float rstd = a.rstd[row];
+  uint4* const mine = reinterpret_cast<uint4*>(dynamic) + warp * kStages * kRow + lane;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kNarrowWarps;
+  std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kNarrowWarps + warp;
+  // 16-byte word w of vector u of source s (0: h, 1: dy, 2: d_residual) of the stage.
+  const auto place = [](int stage, int s, int u, int w) {
+    return stage * kRow + ((s * kVectors + u) * kWords + w) * 32;
+  };
+  std::int64_t next = row;
+  int put = 0, get = 0;
+  const auto load_next = [&] {
+    if (next < a.rows) {
 #pragma unroll
-    for (int u = 0; u < kVectors; ++u) {
-      const std::int64_t col = (lane + u * 32) * 8;
-      ZeroRaw(h_raw[u]);
-      ZeroRaw(dy_raw[u]);
-      ZeroRaw(res_raw[u]);
-      if (col < a.cols) {
-        LoadRawPlain(static_cast<const T*>(a.h) + row * a.ld_h + col, h_raw[u]);
-        LoadRawPlain(static_cast<const T*>(a.dy) + row * a.ld_dy + col, dy_raw[u]);
-        if (a.d_residual != nullptr) {
-          LoadRawPlain(static_cast<const T*>(a.d_residual) + row * a.cols + col, res_raw[u]);
+      for (int u = 0; u < kVectors; ++u) {
+        const std::int64_t col = (lane + u * 32) * 8;
+        const bool in = col < a.cols, residual = in && a.d_residual != nullptr;
+        const std::int64_t at = in ? col : 0;
+        const T* h = static_cast<const T*>(a.h) + next * a.ld_h + at;
+        const T* dy = static_cast<const T*>(a.dy) + next * a.ld_dy + at;
+        const T* res = residual ? static_cast<const T*>(a.d_residual) + next * a.cols + at : h;
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) {
+          CopyAsync(mine + place(put, 0, u, w), h + w * 4, in);
+          CopyAsync(mine + place(put, 1, u, w), dy + w * 4, in);
+          CopyAsync(mine + place(put, 2, u, w), res + w * 4, residual);
         }
       }
+      next += step;
+      put = put == kStages - 1 ? 0 : put + 1;
     }
+    CopyCommit();
+  };
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) {
+    load_next();
+  }
+  float dw[kVectors][8] = {}, weights[kVectors][8];
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    const std::int64_t col = (lane + u * 32) * 8;
+    if (col < a.cols) {
+      Load8Plain(a.w + col, weights[u]);
+    }
+  }
+  float rstd_next = row < a.rows ? a.rstd[row] : 0.0f;
+  for (; row < a.rows; row += step) {
+    const float rstd = rstd_next;
+    if (row + step < a.rows) {
+      rstd_next = a.rstd[row + step];
+    }
+    load_next();
+    CopyWait<kStages - 1>();
+    const int stage = get;
+    get = get == kStages - 1 ? 0 : get + 1;
+    const auto take = [&](int s, int u, float v[8]) {
+      Raw8<T> raw;
+      uint4* words = reinterpret_cast<uint4*>(&raw);
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        words[w] = mine[place(stage, s, u, w)];
+      }
+      Unpack(raw, v);
+    };
     float sum = 0;
 #pragma unroll
     for (int u = 0; u < kVectors; ++u) {
       const std::int64_t col = (lane + u * 32) * 8;
       if (col < a.cols) {
-        float w[8], h[8], dy[8];
-        Load8Plain(a.w + col, w);
-        Unpack(h_raw[u], h);
-        Unpack(dy_raw[u], dy);
+        float h[8], dy[8];
+        take(0, u, h);
+        take(1, u, dy);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          sum += dy[j] * w[j] * h[j];
+          sum += dy[j] * weights[u][j] * h[j];
           dw[u][j] += dy[j] * (h[j] * rstd);
         }
       }
@@ -162,34 +225,36 @@ __global__ void __launch_bounds__(kNarrowWarps * 32, sizeof(T) == 2 ? 2 : 1)
     for (int u = 0; u < kVectors; ++u) {
       const std::int64_t col = (lane + u * 32) * 8;
       if (col < a.cols) {
-        float w[8], h[8], dy[8], res[8], dx[8];
-        Load8Plain(a.w + col, w);
-        Unpack(h_raw[u], h);
-        Unpack(dy_raw[u], dy);
-        Unpack(res_raw[u], res);
+        float h[8], dy[8], res[8], dx[8];
+        take(0, u, h);
+        take(1, u, dy);
+        take(2, u, res);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          dx[j] = rstd * (dy[j] * w[j] - h[j] * rstd * mean) + res[j];
+          dx[j] = rstd * (dy[j] * weights[u][j] - h[j] * rstd * mean) + res[j];
         }
         Store8(static_cast<T*>(a.dx) + row * a.ld_dx + col, dx);
       }
     }
   }
-  for (int turn = 0; turn < kNarrowWarps; ++turn) {
-    if (warp == turn) {
+  // The stages become [warps][cols] sums.
+  constexpr int kStride = kStages * kRow * 4;  // floats of a warp's part
+  static_assert(kStride >= kVectors * 256);
+  CopyWait<0>();
+  __syncwarp();
 #pragma unroll
-      for (int u = 0; u < kVectors; ++u) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          float& at = dw_sum[u * 8 + j][lane];
-          at = turn == 0 ? dw[u][j] : at + dw[u][j];
-        }
-      }
-    }
-    __syncthreads();
+  for (int u = 0; u < kVectors; ++u) {
+    Store8(reinterpret_cast<float*>(dynamic) + warp * kStride + (lane + u * 32) * 8, dw[u]);
   }
+  __syncthreads();
   for (int i = threadIdx.x; i < a.cols; i += kNarrowWarps * 32) {
-    partial[blockIdx.x * a.cols + i] = dw_sum[i / 256 * 8 + (i & 7)][i / 8 % 32];
+    const float* share = reinterpret_cast<const float*>(dynamic) + i;
+    float sum = share[0];
+#pragma unroll
+    for (int w = 1; w < kNarrowWarps; ++w) {
+      sum += share[w * kStride];
+    }
+    partial[blockIdx.x * a.cols + i] = sum;
   }
   LetNextStart();
 }
@@ -325,12 +390,24 @@ void LaunchForward(cudaStream_t stream, const RmsNormForwardArgs& a) {
   if (a.cols <= 256) {
     rms_norm_forward_kernel<T, 32, 1><<<blocks(8), 256, 0, stream>>>(a);
   } else if (a.cols <= 1024) {
-    rms_norm_forward_kernel<T, 64, 2><<<blocks(4), 256, 0, stream>>>(a);
+    rms_norm_forward_kernel<T, 128, 1><<<blocks(2), 256, 0, stream>>>(a);
+  } else if (a.cols <= 2048) {
+    rms_norm_forward_kernel<T, 256, 1><<<blocks(1), 256, 0, stream>>>(a);
   } else if (a.cols <= 4096) {
     rms_norm_forward_kernel<T, 256, 2><<<blocks(1), 256, 0, stream>>>(a);
   } else {
     rms_norm_forward_kernel<T, 256, 8><<<blocks(1), 256, 0, stream>>>(a);
   }
+}
+
+template <class T, int kVectors>
+void LaunchNarrow(cudaStream_t stream, unsigned blocks, const RmsNormBackwardArgs& a,
+                  float* partial) {
+  constexpr int kShared = kNarrowSharedBytes<T, kVectors>;
+  cudaFuncSetAttribute(rms_norm_backward_narrow_kernel<T, kVectors>,
+                       cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  rms_norm_backward_narrow_kernel<T, kVectors>
+      <<<blocks, kNarrowWarps * 32, kShared, stream>>>(a, partial);
 }
 
 template <class T>
@@ -341,11 +418,11 @@ void LaunchBackward(cudaStream_t stream, const RmsNormBackwardArgs& a) {
   const unsigned blocks = static_cast<unsigned>(wanted < most ? wanted : most);
   constexpr int kWide = sizeof(T) == 2 ? 1 : 2;  // FP32 rows take twice the registers
   if (a.cols <= 256) {
-    rms_norm_backward_narrow_kernel<T, 1><<<blocks, kNarrowWarps * 32, 0, stream>>>(a, partial);
+    LaunchNarrow<T, 1>(stream, blocks, a, partial);
   } else if (a.cols <= 512) {
-    rms_norm_backward_narrow_kernel<T, 2><<<blocks, kNarrowWarps * 32, 0, stream>>>(a, partial);
+    LaunchNarrow<T, 2>(stream, blocks, a, partial);
   } else if (a.cols <= 1024) {
-    rms_norm_backward_narrow_kernel<T, 4><<<blocks, kNarrowWarps * 32, 0, stream>>>(a, partial);
+    LaunchNarrow<T, 4>(stream, blocks, a, partial);
   } else if (a.cols <= 2048) {
     rms_norm_backward_kernel<T, 256, 1, 2 / kWide><<<blocks, 256, 0, stream>>>(a, partial);
   } else if (a.cols <= 4096) {

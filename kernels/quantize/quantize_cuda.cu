@@ -21,90 +21,153 @@ struct BlocksParams {
   StatSlot* stats;
 };
 
-// One 128×128 tile a block: held in registers (4 rows × 8 columns a thread) between amax and cast.
-// The codes are transposed as bytes: a 2-D tile is its own transpose.
-template <bool kE5M2>
+// Eight row-consecutive codes of column c rest at an 8-byte chunk of its 128 bytes, swizzled so
+// that neither the stores (lanes 4 columns apart) nor the 16-byte loads (8 lanes a column) meet in
+// banks.
+__device__ __forceinline__ void StoreColumn8(std::uint8_t* smem, int c, int chunk, uint2 codes) {
+  *reinterpret_cast<uint2*>(smem + c * 128 + ((chunk ^ (c >> 2 & 15)) << 3)) = codes;
+}
+__device__ __forceinline__ uint4 LoadColumn16(const std::uint8_t* smem, int c, int chunk16) {
+  const int l = c >> 2 & 15;
+  const uint4 w = *reinterpret_cast<const uint4*>(smem + c * 128 + ((chunk16 ^ (l >> 1)) << 4));
+  return (l & 1) != 0 ? make_uint4(w.z, w.w, w.x, w.y) : w;
+}
+
+// One 128×128 tile a block, held in registers between amax and cast: a warp holds eight whole rows
+// of 512 bytes, a lane four columns of them. The codes are transposed as bytes: a 2-D tile is its
+// own transpose. Little is alive across the barrier, so that two blocks fit on an SM.
+template <bool kE5M2, bool kColumns>
 __global__ void __launch_bounds__(512, 2) quantize_blocks_kernel(BlocksParams p) {
-  __shared__ __align__(16) std::uint8_t codes_t[128 * 128];
+  __shared__ __align__(16) std::uint8_t codes_t[kColumns ? 128 * 128 : 16];
   __shared__ std::uint32_t part[16];
-  const int lane16 = threadIdx.x & 15, slot = threadIdx.x >> 4;
+  constexpr std::uint32_t kMagnitude = 0x7FFFFFFFu;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const unsigned tiles_n = static_cast<unsigned>(p.n / 128);
   const unsigned tiles_k = static_cast<unsigned>(p.k / 128);
-  const std::int64_t group = blockIdx.x / (tiles_n * tiles_k);
-  const std::int64_t tile_n = blockIdx.x / tiles_k % tiles_n, tile_k = blockIdx.x % tiles_k;
-  const std::int64_t row0 = group * p.n + tile_n * 128, col0 = tile_k * 128;
+  const unsigned tile_k = blockIdx.x % tiles_k;
+  const unsigned row_tile = blockIdx.x / tiles_k;  // of all groups
 
-  Raw8<float> raw[4];
+  uint4 raw[8];
+  {
+    const float* src =
+        p.w + (std::int64_t{row_tile} * 128 + warp * 8) * p.k + tile_k * 128 + lane * 4;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    LoadRaw(p.w + (row0 + slot * 4 + i) * p.k + col0 + lane16 * 8, raw[i]);
+    for (int i = 0; i < 8; ++i, src += p.k) {
+      raw[i] = LoadStream(src);
+    }
   }
-  ThreadStats stats;
   std::uint32_t largest = 0;
-  bool wild = false;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    std::uint32_t w[8];
-    DenseSource<float>::Magnitudes(raw[i], w);
-    wild |= TameAll<Wide>(w, true, stats);
-    largest = max(largest, MaxWord<Wide>(w));
+  for (int i = 0; i < 8; ++i) {
+    largest = max(largest, max(max(raw[i].x & kMagnitude, raw[i].y & kMagnitude),
+                               max(raw[i].z & kMagnitude, raw[i].w & kMagnitude)));
   }
-  const std::uint32_t warp_amax = __reduce_max_sync(kFullMask, largest);
-  if ((threadIdx.x & 31) == 0) {
-    part[threadIdx.x >> 5] = warp_amax;
+  const bool wild = largest >= kInfinityBits;  // rare: the largest finite one, then
+  if (wild) {
+    largest = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::uint32_t words[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const std::uint32_t m = words[j] & kMagnitude;
+        largest = m >= kInfinityBits ? largest : max(largest, m);
+      }
+    }
+  }
+  largest = __reduce_max_sync(kFullMask, largest);
+  if (lane == 0) {
+    part[warp] = largest;
   }
   __syncthreads();
-  const std::uint32_t amax = __reduce_max_sync(kFullMask, part[lane16]);
+  const std::uint32_t amax = __reduce_max_sync(kFullMask, part[lane & 15]);
   const float quant_scale =
       QuantScaleFromAmax(__uint_as_float(amax), p.format_max, p.pow2, 0, p.min_dequant_scale);
-  const float dequant_scale = DequantScaleFromQuantScale(quant_scale);
 
-  uint2 codes[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float v[8];
-    Unpack(raw[i], v);
-    codes[i] = Encode8<kE5M2>(v, quant_scale);
+  std::uint32_t counts = 0;  // a byte each: zero, flushed, saturated, not finite
+  std::uint8_t* out =
+      p.row.q + (std::int64_t{row_tile} * 128 + warp * 8) * p.row.ld + tile_k * 128 + lane * 4;
+  const auto cast_row = [&](int i) {
+    const float v[4] = {__uint_as_float(raw[i].x), __uint_as_float(raw[i].y),
+                        __uint_as_float(raw[i].z), __uint_as_float(raw[i].w)};
+    const std::uint32_t codes =
+        Encode4<kE5M2>(__fmul_rn(v[0], quant_scale), __fmul_rn(v[1], quant_scale),
+                       __fmul_rn(v[2], quant_scale), __fmul_rn(v[3], quant_scale));
     if (p.row.q != nullptr) {
-      *reinterpret_cast<uint2*>(p.row.q + (row0 + slot * 4 + i) * p.row.ld + col0 + lane16 * 8) =
-          codes[i];
+      *reinterpret_cast<std::uint32_t*>(out) = codes;
+      out += p.row.ld;
     }
-    CountCast8(kE5M2, v, codes[i], quant_scale, wild, stats);
-  }
-  if (p.col.q != nullptr) {
+    if (wild || (((codes & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) & 0x80808080u) != 0x80808080u) {
+      const DType format = kE5M2 ? DType::kE5M2 : DType::kE4M3;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const bool nonzero = v[j] != 0.0f;
+        counts += nonzero ? 0 : 1u;
+        counts += nonzero && (codes >> (8 * j) & 0x7Fu) == 0 ? 1u << 8 : 0;
+        counts += IsSaturated(format, __fmul_rn(v[j], quant_scale)) ? 1u << 16 : 0;
+        counts += (__float_as_uint(v[j]) & kMagnitude) >= kInfinityBits ? 1u << 24 : 0;
+      }
+    }
+    return codes;
+  };
+  if constexpr (kColumns) {
+    std::uint32_t turned[2][4];  // [rows 0..3 or 4..7][column]: four codes down the rows
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       std::uint32_t r[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        r[i] = half == 0 ? codes[i].x : codes[i].y;
+        r[i] = cast_row(half * 4 + i);
       }
-      const std::uint32_t t0 = __byte_perm(r[0], r[1], 0x5140),
-                          t1 = __byte_perm(r[2], r[3], 0x5140);
-      const std::uint32_t t2 = __byte_perm(r[0], r[1], 0x7362),
-                          t3 = __byte_perm(r[2], r[3], 0x7362);
-      const int c = lane16 * 8 + half * 4;
-      StoreTransposed4(codes_t, c, slot, __byte_perm(t0, t1, 0x5410));
-      StoreTransposed4(codes_t, c + 1, slot, __byte_perm(t0, t1, 0x7632));
-      StoreTransposed4(codes_t, c + 2, slot, __byte_perm(t2, t3, 0x5410));
-      StoreTransposed4(codes_t, c + 3, slot, __byte_perm(t2, t3, 0x7632));
+      Transpose4x4(r, turned[half]);
     }
-    __syncthreads();
-    WriteTransposed<512>(codes_t, 128, p.col.q + (group * p.k + col0) * p.col.ld + tile_n * 128,
-                         p.col.ld);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      StoreColumn8(codes_t, lane * 4 + j, warp, make_uint2(turned[0][j], turned[1][j]));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      cast_row(i);
+    }
   }
-  if (threadIdx.x == 0) {
-    if (p.row.q != nullptr) {
-      p.row.dequant_scale[(row0 / 128) * p.row.row_stride + tile_k * p.row.tile_stride] =
-          dequant_scale;
+  const unsigned group = row_tile / tiles_n, tile_n = row_tile % tiles_n;
+  if constexpr (kColumns) {
+    __syncthreads();
+    std::uint8_t* dst = p.col.q + (group * p.k + std::int64_t{tile_k} * 128) * p.col.ld +
+                        std::int64_t{tile_n} * 128;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int c = half * 64 + (threadIdx.x >> 3), m = threadIdx.x & 7;
+      *reinterpret_cast<uint4*>(dst + c * p.col.ld + m * 16) = LoadColumn16(codes_t, c, m);
     }
-    if (p.col.q != nullptr) {
+  }
+  ThreadStats stats;
+  stats.zero = counts & 0xFFu;
+  stats.flushed = counts >> 8 & 0xFFu;
+  stats.saturated = counts >> 16 & 0xFFu;
+  stats.nonfinite = counts >> 24;
+  if (threadIdx.x == 0) {
+    const float dequant_scale = DequantScaleFromQuantScale(quant_scale);
+    if (p.row.q != nullptr) {
+      p.row.dequant_scale[row_tile * p.row.row_stride + tile_k * p.row.tile_stride] = dequant_scale;
+    }
+    if constexpr (kColumns) {
       p.col.dequant_scale[(group * tiles_k + tile_k) * p.col.row_stride +
                           tile_n * p.col.tile_stride] = dequant_scale;
     }
     NoteScale(amax, dequant_scale, stats);
   }
   FlushStats(p.stats != nullptr ? p.stats + group : nullptr, stats, 128 * 128);
+}
+
+template <bool kE5M2>
+void LaunchBlocks(cudaStream_t stream, unsigned blocks, const BlocksParams& p) {
+  if (p.col.q != nullptr) {
+    quantize_blocks_kernel<kE5M2, true><<<blocks, 512, 0, stream>>>(p);
+  } else {
+    quantize_blocks_kernel<kE5M2, false><<<blocks, 512, 0, stream>>>(p);
+  }
 }
 
 // ---------------------------------------------------------------- amax and per-tensor scales
@@ -283,12 +346,12 @@ template <int kTile>
 void LaunchDense(OpsContext* context, const void* x, DType dtype, const QuantizeParams& p) {
   if (dtype == DType::kBF16) {
     LaunchQuantize<DenseSource<bf16>, kTile, true>(
-        context->stream, DenseSource<bf16>{static_cast<const bf16*>(x), p.cols}, p);
+        context, DenseSource<bf16>{static_cast<const bf16*>(x), p.cols}, p);
   } else {
     OCTAVO_CHECK(dtype == DType::kF32, "x_dtype = %d must be kBF16 or kF32",
                  static_cast<int>(dtype));
     LaunchQuantize<DenseSource<float>, kTile, true>(
-        context->stream, DenseSource<float>{static_cast<const float*>(x), p.cols}, p);
+        context, DenseSource<float>{static_cast<const float*>(x), p.cols}, p);
   }
 }
 
@@ -326,11 +389,8 @@ void QuantizeBlocks(OpsContext* context, const QuantizeBlocksArgs& a) {
                  MakeTarget(a.row),
                  MakeTarget(a.col),
                  a.stats};
-  if (p.e5m2) {
-    quantize_blocks_kernel<true><<<static_cast<unsigned>(blocks), 512, 0, context->stream>>>(p);
-  } else {
-    quantize_blocks_kernel<false><<<static_cast<unsigned>(blocks), 512, 0, context->stream>>>(p);
-  }
+  p.e5m2 ? LaunchBlocks<true>(context->stream, static_cast<unsigned>(blocks), p)
+         : LaunchBlocks<false>(context->stream, static_cast<unsigned>(blocks), p);
   context->Launched("quantize_blocks");
 }
 

@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "base/check.h"
+#include "kernels/cuda/context.h"
 #include "kernels/cuda/device.cuh"
 
 namespace octavo::cuda {
@@ -148,6 +149,13 @@ struct DenseSource {
   __device__ __forceinline__ float RowFactor(std::int64_t) const { return 1.0f; }
   __device__ __forceinline__ void Load(std::int64_t row, std::int64_t col, Loaded& r) const {
     LoadRaw(x + row * ld + col, r);
+  }
+  // Asks L2 for 64 columns of a row.
+  __device__ __forceinline__ void Prefetch64(std::int64_t row, std::int64_t col) const {
+    PrefetchL2(x + row * ld + col);
+    if (sizeof(T) == 4) {
+      PrefetchL2(x + row * ld + col + 32);
+    }
   }
   static __device__ __forceinline__ void Zero(Loaded& r) { ZeroRaw(r); }
   static __device__ __forceinline__ Kept Keep(const Loaded& r, float) { return r; }
@@ -443,25 +451,18 @@ __device__ __forceinline__ void WriteTransposed(const std::uint8_t* smem, int co
 
 // ---------------------------------------------------------------- rows and columns
 
-// Tiles go down bands of kBand column tiles, columns fastest within a band: reads are long runs,
-// and column-wise pieces of neighbouring tiles are written at about the same time.
-inline constexpr unsigned kBand = 8;
-__device__ __forceinline__ void TileOfBlock(std::int64_t rows, std::int64_t cols,
-                                            std::int64_t* row0, std::int64_t* col0) {
-  const unsigned row_tiles = static_cast<unsigned>((rows + 127) / 128);
-  const unsigned col_tiles = static_cast<unsigned>((cols + 127) / 128);
-  const unsigned band = blockIdx.x / (row_tiles * kBand);
-  const unsigned in = blockIdx.x - band * row_tiles * kBand;
-  const unsigned width = min(kBand, col_tiles - band * kBand);
-  *row0 = static_cast<std::int64_t>(in / width) * 128;
-  *col0 = static_cast<std::int64_t>(band * kBand + in % width) * 128;
-}
+// Blocks of the tile kernel on an SM: as many as their registers allow.
+template <class Source, int kTile, bool kRow>
+inline constexpr int kTileBlocks = sizeof(typename Source::Kept) == 16 && kTile > 0 ? 3
+                                   : kRow || kTile > 0                              ? 2
+                                                                                    : 1;
 
-// Thread (lane16, slot): 8 columns of 8 consecutive rows. Blocks on an SM: as many as their
-// registers allow (without spilling).
+// Thread (lane16, slot): 8 columns of 8 consecutive rows. Tiles go along the rows, so that reads
+// are long runs; a block asks L2 for the tile `ahead` blocks later. Places are 32-bit: a register
+// each.
 template <class Source, int kTile, bool kRow, bool kE5M2>
-__global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 && kTile > 0 ? 3 : 2)
-    quantize_tile_kernel(Source source, QuantizeParams p) {
+__global__ void __launch_bounds__(256, kTileBlocks<Source, kTile, kRow>)
+    quantize_tile_kernel(Source source, QuantizeParams p, unsigned ahead) {
   using M = typename Source::Magnitude;
   constexpr int kDivisor = kTile > 0 ? kTile : 128;
   constexpr int kPerEdge = 128 / kDivisor;  // dequant_scales along an edge of the block's tile
@@ -470,16 +471,16 @@ __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 && kT
   __shared__ __align__(16) float row_marked[kPerEdge][128], col_marked[kPerEdge][128];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int lane16 = threadIdx.x & 15, slot = threadIdx.x >> 4;
-  std::int64_t row0, col0;
-  TileOfBlock(p.rows, p.cols, &row0, &col0);
-  const std::int64_t col = col0 + lane16 * 8, first = row0 + slot * 8;
-  const bool col_in = kTile == 128 || col < p.cols;  // 128-wide tiles are whole
-  const int rows_here =
-      static_cast<int>(max(std::int64_t{0}, min(std::int64_t{8}, p.rows - first)));
+  const unsigned col_tiles = (static_cast<unsigned>(p.cols) + 127) / 128;
+  const int row0 = static_cast<int>(blockIdx.x / col_tiles) * 128;
+  const int col0 = static_cast<int>(blockIdx.x % col_tiles) * 128;
+  const int col = col0 + lane16 * 8, first = row0 + slot * 8;
+  const bool col_in = kTile == 128 || col < p.cols;                // 128-wide tiles are whole
+  const int rows_here = min(8, static_cast<int>(p.rows) - first);  // may be negative
   ThreadStats stats;
 
   typename Source::Kept kept[8];
-  RowOwner owner;
+  int group, real_here;  // real rows of the tile
   {
     typename Source::Loaded loaded[8];
     float factor[8];
@@ -493,17 +494,27 @@ __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 && kT
         Source::Zero(loaded[i]);
       }
     }
-    owner = FindOwner(p.groups, row0);  // while the loads are on their way
+    if (blockIdx.x + ahead < gridDim.x) {
+      const unsigned then = blockIdx.x + ahead;
+      const std::int64_t r = std::int64_t{then / col_tiles} * 128 + (threadIdx.x >> 1);
+      const std::int64_t c = std::int64_t{then % col_tiles} * 128 + (threadIdx.x & 1) * 64;
+      if (r < p.rows && c < p.cols) {
+        source.Prefetch64(r, c);
+      }
+    }
+    const RowOwner owner = FindOwner(p.groups, row0);  // while the loads are on their way
     if (owner.group < 0) {
       return;  // rows of no group are nobody's: not written
     }
+    group = owner.group;
+    real_here =
+        static_cast<int>(max(std::int64_t{0}, min(std::int64_t{128}, owner.real_end - row0)));
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       kept[i] = Source::Keep(loaded[i], factor[i]);
     }
   }
-  const int real = static_cast<int>(
-      max(std::int64_t{0}, min(std::int64_t{8}, owner.real_end - first)));  // of this thread's rows
+  const int real = min(8, real_here - slot * 8);  // of this thread's rows
   if (real < 8) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -512,7 +523,7 @@ __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 && kT
       }
     }
   }
-  const float given = kTile == 0 ? p.quant_scale[owner.group] : 1.0f;
+  const float given = kTile == 0 ? p.quant_scale[group] : 1.0f;
 
   std::uint32_t col_amax[M::kWords] = {};
   std::uint32_t largest[8];
@@ -523,11 +534,18 @@ __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 && kT
     Source::Magnitudes(kept[i], w);
     wild |= TameAll<M>(w, col_in && i < real, stats) ? 1u << i : 0;
     largest[i] = MaxWord<M>(w);
-    stats.amax_bits = max(stats.amax_bits, M::Largest(largest[i]));
 #pragma unroll
     for (int j = 0; j < M::kWords; ++j) {
       col_amax[j] = M::Max(col_amax[j], w[j]);
     }
+  }
+  {
+    std::uint32_t top = col_amax[0];
+#pragma unroll
+    for (int j = 1; j < M::kWords; ++j) {
+      top = M::Max(top, col_amax[j]);
+    }
+    stats.amax_bits = M::Largest(top);
   }
   if constexpr (kTile > 0) {
     // The two half warps hold the same columns: each keeps the maxima of four of them.
@@ -581,7 +599,7 @@ __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 && kT
       }
     }
     if (col_in) {
-      std::uint8_t* out = p.row.q + first * p.row.ld + col;
+      std::uint8_t* out = p.row.q + std::int64_t{first} * p.row.ld + col;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         float v[8];
@@ -652,37 +670,39 @@ __global__ void __launch_bounds__(256, sizeof(typename Source::Kept) == 16 && kT
     }
   }
   __syncthreads();
-  const int columns = kTile == 128 ? 128 : static_cast<int>(min(std::int64_t{128}, p.cols - col0));
-  WriteTransposed<256>(codes_t, columns, p.col.q + col0 * p.col.ld + row0, p.col.ld);
-  if (kTile > 0) {
-    for (int i = threadIdx.x; i < kPerEdge * 128; i += 256) {
-      const int part = i / 128, at = i % 128;
-      if (at < columns) {
-        p.col.dequant_scale[(col0 + at) * p.col.row_stride +
-                            (row0 / kDivisor + part) * p.col.tile_stride] =
-            UnmarkedDequant(col_marked[part][at], !kRow, stats);
-      }
-      if (kRow && row0 + at < p.rows && part * kDivisor < columns) {
-        p.row.dequant_scale[(row0 + at) * p.row.row_stride +
-                            (col0 / kDivisor + part) * p.row.tile_stride] =
+  const int columns = kTile == 128 ? 128 : min(128, static_cast<int>(p.cols) - col0);
+  WriteTransposed<256>(codes_t, columns, p.col.q + std::int64_t{col0} * p.col.ld + row0, p.col.ld);
+  if constexpr (kTile > 0) {
+    // One half of the threads writes the columns' scales, the other the rows'.
+    const int at = threadIdx.x & 127;
+#pragma unroll
+    for (int part = 0; part < kPerEdge; ++part) {
+      if (threadIdx.x < 128) {
+        if (at < columns) {
+          p.col.dequant_scale[std::int64_t{col0 + at} * p.col.row_stride +
+                              std::int64_t{row0 / kDivisor + part} * p.col.tile_stride] =
+              UnmarkedDequant(col_marked[part][at], !kRow, stats);
+        }
+      } else if (kRow && row0 + at < p.rows && part * kDivisor < columns) {
+        p.row.dequant_scale[std::int64_t{row0 + at} * p.row.row_stride +
+                            std::int64_t{col0 / kDivisor + part} * p.row.tile_stride] =
             UnmarkedDequant(row_marked[part][at], true, stats);
       }
     }
   }
-  const std::int64_t real_rows =
-      max(std::int64_t{0}, min(std::int64_t{128}, owner.real_end - row0));
   if (kTile == 0) {
     NoteScale(stats.amax_bits, DequantScaleFromQuantScale(given), stats);
   }
-  FlushStats(p.stats != nullptr ? p.stats + owner.group : nullptr, stats,
-             static_cast<std::uint64_t>(real_rows * columns));
+  FlushStats(p.stats != nullptr ? p.stats + group : nullptr, stats,
+             static_cast<std::uint64_t>(real_here * columns));
 }
 
 // ---------------------------------------------------------------- launch
 
 // kColumnsAlone: the column-wise copy may be wanted without the row-wise one.
 template <class Source, int kTile, bool kColumnsAlone, bool kE5M2>
-void LaunchQuantizeAs(cudaStream_t stream, const Source& source, const QuantizeParams& p) {
+void LaunchQuantizeAs(OpsContext* context, const Source& source, const QuantizeParams& p) {
+  cudaStream_t stream = context->stream;
   if (p.col.q == nullptr) {
     const std::size_t smem =
         kStageBytes +
@@ -694,25 +714,28 @@ void LaunchQuantizeAs(cudaStream_t stream, const Source& source, const QuantizeP
     return;
   }
   const unsigned tiles = Blocks(p.rows, 128) * Blocks(p.cols, 128);
+  const unsigned ahead =
+      static_cast<unsigned>(context->multiprocessors * kTileBlocks<Source, kTile, true>) / 2;
   if (p.row.q != nullptr) {
-    quantize_tile_kernel<Source, kTile, true, kE5M2><<<tiles, 256, 0, stream>>>(source, p);
+    quantize_tile_kernel<Source, kTile, true, kE5M2><<<tiles, 256, 0, stream>>>(source, p, ahead);
   } else {
     OCTAVO_CHECK(kColumnsAlone, "a column-wise copy needs the row-wise one here");
     if constexpr (kColumnsAlone) {
-      quantize_tile_kernel<Source, kTile, false, kE5M2><<<tiles, 256, 0, stream>>>(source, p);
+      quantize_tile_kernel<Source, kTile, false, kE5M2>
+          <<<tiles, 256, 0, stream>>>(source, p, ahead);
     }
   }
 }
 
 template <class Source, int kTile, bool kColumnsAlone>
-void LaunchQuantize(cudaStream_t stream, const Source& source, const QuantizeParams& p) {
+void LaunchQuantize(OpsContext* context, const Source& source, const QuantizeParams& p) {
   if (p.rows == 0 || p.cols == 0) {
     return;
   }
   if (p.e5m2) {
-    LaunchQuantizeAs<Source, kTile, kColumnsAlone, true>(stream, source, p);
+    LaunchQuantizeAs<Source, kTile, kColumnsAlone, true>(context, source, p);
   } else {
-    LaunchQuantizeAs<Source, kTile, kColumnsAlone, false>(stream, source, p);
+    LaunchQuantizeAs<Source, kTile, kColumnsAlone, false>(context, source, p);
   }
 }
 

@@ -50,6 +50,15 @@ struct SwigluSource {
     LoadRaw(p, r.gate);
     LoadRaw(p + f, r.up);
   }
+  // Asks L2 for 64 columns of a row, of gate and of up.
+  __device__ __forceinline__ void Prefetch64(std::int64_t row, std::int64_t col) const {
+    const T* p = gate_up + row * 2 * f + col;
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i) {
+      PrefetchL2(p + i * 32);
+      PrefetchL2(p + f + i * 32);
+    }
+  }
   static __device__ __forceinline__ void Zero(Loaded& r) {
     ZeroRaw(r.gate);
     ZeroRaw(r.up);
@@ -173,8 +182,30 @@ __device__ __forceinline__ float Backward8(const BackwardLoaded<T>& r, float wei
   return sum;
 }
 
+// Asks L2 for what a warp reads next: `width` columns from col on, at the row's end the first ones
+// of the warp's next row (8 further), if it has one.
+template <class T>
+__device__ __forceinline__ void PrefetchBackward(const BackwardParams<T>& p, std::int64_t row,
+                                                 std::int64_t col, bool next_row, int width) {
+  constexpr int kLine = 128 / sizeof(T);
+  const int lane = threadIdx.x & 31, lines = width / kLine;  // at most 8 of gate, up and d_act
+  if (col >= p.f) {
+    if (!next_row || row + 8 >= p.quantize.rows) {
+      return;
+    }
+    row += 8;
+    col = 0;
+  }
+  const int part = lane / 8;
+  col += lane % 8 * kLine;
+  if (part < 3 && lane % 8 < lines && col < p.f) {
+    PrefetchL2((part < 2 ? p.gate_up + (row * 2 + part) * p.f : p.d_act + row * p.f) + col);
+  }
+}
+
 template <class T, int kTile, bool kQuantize, bool kE5M2>
-__global__ void __launch_bounds__(256, 3) swiglu_backward_row_kernel(BackwardParams<T> p) {
+__global__ void __launch_bounds__(256, kTile == 32 && kQuantize ? 2 : 3)
+    swiglu_backward_row_kernel(BackwardParams<T> p) {
   constexpr int kUnroll = sizeof(T) == 2 ? 2 : 1;
   extern __shared__ float marked[];  // [2F/kTile][kRowsPerBlock]
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -205,6 +236,7 @@ __global__ void __launch_bounds__(256, 3) swiglu_backward_row_kernel(BackwardPar
           ZeroBackward(loaded[u]);
         }
       }
+      PrefetchBackward(p, row, c0 + 256 * kUnroll, rr + 8 < kRowsPerBlock, 256 * kUnroll);
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         if (c0 + u * 256 >= p.f) {
@@ -546,11 +578,11 @@ void SwigluForward(OpsContext* context, const SwigluForwardArgs& a) {
     OCTAVO_CHECK(a.dtype == DType::kBF16, "the fused cast reads BF16 on the GPU");
     const QuantizeParams p = MakeParams(a.groups, a.f, a.rule, a.quant, a.quant_col, a.stats);
     if (a.rule.tiling == Tiling::kRow32) {
-      LaunchQuantize<SwigluSource<bf16>, 32, false>(context->stream, source, p);
+      LaunchQuantize<SwigluSource<bf16>, 32, false>(context, source, p);
     } else {
       OCTAVO_CHECK(a.f % 128 == 0, "F = %lld must be a multiple of 128",
                    static_cast<long long>(a.f));
-      LaunchQuantize<SwigluSource<bf16>, 128, false>(context->stream, source, p);
+      LaunchQuantize<SwigluSource<bf16>, 128, false>(context, source, p);
     }
   }
   context->Launched("swiglu_forward");

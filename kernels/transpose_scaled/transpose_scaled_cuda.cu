@@ -1,10 +1,11 @@
 // Scaling-aware transpose on the GPU, in tiles of 128×128 codes.
 //
 // A thread loads 16 bytes (16 columns of one row) four times; rows 4 apart in shared memory are
-// gathered as 4×4 bytes and written as 16-byte runs of a column. The rescale by 2^-k is done in
+// gathered as 4×4 bytes and written as 16-byte runs of a column. The rescale by 2^-k takes k from
+// the exponent fields, four codes at a time, where all results are normal. Elsewhere it is done in
 // FP16: cvt E4M3 → FP16 is exact, the product with 2^-k is exact or so small that it rounds to zero
 // either way (k is cut at 20), and cvt FP16 → E4M3 rounds to nearest even into the subnormals,
-// which is NUMERICS 6. Only NaN codes need a look: the conversion drops their sign.
+// which is NUMERICS 6. NaN codes stay: the conversion would drop their sign.
 #include <cuda_fp16.h>
 
 #include "base/check.h"
@@ -50,13 +51,48 @@ __device__ __forceinline__ std::uint32_t NanBytes(std::uint32_t w) {
   return ((w & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u;
 }
 
+// Rescales 16 codes of one row by 2^-k; counts those that become zero in lost_bytes, four counters
+// of a byte each.
+__device__ __forceinline__ void Rescale16(std::uint32_t w[4], int k, std::uint32_t& lost_bytes) {
+  // A code's magnitude of 8·(k + 1) or more is one with a normal result, which is 8·k less. From
+  // k = 15 on there is none: the bias is zero, and no sum reaches 0x80.
+  const std::uint32_t less = static_cast<std::uint32_t>(min(k, 15)) * 0x08080808u;
+  const std::uint32_t bias = 0x78787878u - less;
+  std::uint32_t normal = 0x80808080u, shifted[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const std::uint32_t magnitude = w[j] & 0x7F7F7F7Fu;
+    normal &= (magnitude + bias) & ~(magnitude + 0x01010101u);  // and not NaN
+    shifted[j] = w[j] - less;
+  }
+  if (normal == 0x80808080u || k == 0) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      w[j] = shifted[j];
+    }
+    return;
+  }
+  // 2^-k in FP16: normal down to 2^-14, subnormal below.
+  const unsigned short bits = static_cast<unsigned short>(k <= 14 ? (15 - k) << 10 : 1 << (24 - k));
+  const __half2 factor = __half2half2(__ushort_as_half(bits));
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const std::uint32_t before = w[j], after = Rescale4(before, factor);
+    const std::uint32_t nan = (NanBytes(before) >> 7) * 0xFFu;
+    lost_bytes += (NonzeroBytes(before) & ~NonzeroBytes(after)) >> 7;
+    w[j] = (after & ~nan) | (before & nan);
+  }
+}
+
 // 16 bytes (chunk c of row r) rest at [r][c ^ (r / 16)], so that neither the stores (8 chunks of a
 // row at a time) nor the gather (8 row groups × 4 words of a chunk) meet in a bank.
 __device__ __forceinline__ int Place(int r, int chunk) { return chunk ^ (r >> 4 & 7); }
 
 // A block handles two neighbouring tiles (128 rows × 256 columns): all loads are issued first, so
-// that the second tile is on its way while the first is turned.
-__global__ void __launch_bounds__(256, 4) transpose_scaled_kernel(TransposeParams p) {
+// that the second tile is on its way while the first is turned, and L2 is asked for what the block
+// `ahead` loads.
+__global__ void __launch_bounds__(256, 4)
+    transpose_scaled_kernel(TransposeParams p, unsigned ahead) {
   __shared__ __align__(16) uint4 tile[128][8];
   __shared__ float row_scale[2][128];
   __shared__ std::uint32_t part[8], lost_of_warp[8];
@@ -80,6 +116,14 @@ __global__ void __launch_bounds__(256, 4) transpose_scaled_kernel(TransposeParam
       if (h < count) {
         words[h][i] = LoadStream(src + i * 32 * p.ld + h * 128);
       }
+    }
+  }
+  if (blockIdx.x + ahead < gridDim.x) {
+    const unsigned then = blockIdx.x + ahead;
+    const unsigned tile_c = then / row_tiles * 2 + (threadIdx.x & 1);
+    if (tile_c < col_tiles) {
+      PrefetchL2(p.q + (std::int64_t{then % row_tiles} * 128 + (threadIdx.x >> 1)) * p.ld +
+                 std::int64_t{tile_c} * 128);
     }
   }
   // Threads 0..127 hold the scales of the first tile, 128..255 those of the second.
@@ -121,32 +165,8 @@ __global__ void __launch_bounds__(256, 4) transpose_scaled_kernel(TransposeParam
           min(top_exponent - static_cast<int>(__float_as_uint(row_scale[h][r]) >> 23), 20);
       if (r >= real) {
         w[0] = w[1] = w[2] = w[3] = 0;  // padding, whatever it holds
-      } else if (k > 0) {
-        // 2^-k in FP16: normal down to 2^-14, subnormal below.
-        const unsigned short bits =
-            static_cast<unsigned short>(k <= 14 ? (15 - k) << 10 : 1 << (24 - k));
-        const __half2 factor = __half2half2(__ushort_as_half(bits));
-        std::uint32_t before[4], nan = 0, nonzero = 0x80808080u;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          before[j] = w[j];
-          nan |= NanBytes(w[j]);
-          w[j] = Rescale4(w[j], factor);
-          nonzero &= NonzeroBytes(w[j]);
-        }
-        if (nonzero != 0x80808080u) {  // rare: something is zero, or has become so
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            lost_bytes += (NonzeroBytes(before[j]) & ~NonzeroBytes(w[j])) >> 7;
-          }
-        }
-        if (nan != 0) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const std::uint32_t mask = (NanBytes(before[j]) >> 7) * 0xFFu;
-            w[j] = (w[j] & ~mask) | (before[j] & mask);
-          }
-        }
+      } else {
+        Rescale16(w, k, lost_bytes);
       }
       tile[r][Place(r, chunk)] = make_uint4(w[0], w[1], w[2], w[3]);
     }
@@ -159,7 +179,7 @@ __global__ void __launch_bounds__(256, 4) transpose_scaled_kernel(TransposeParam
     const std::uint32_t* column =
         reinterpret_cast<const std::uint32_t*>(&tile[rows16 * 16][Place(rows16 * 16, g >> 2)]) +
         (g & 3);
-    std::uint32_t out[4][4];
+    std::uint32_t out[4][4];  // [rows / 4][column]
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       std::uint32_t a[4];
@@ -167,20 +187,13 @@ __global__ void __launch_bounds__(256, 4) transpose_scaled_kernel(TransposeParam
       for (int i = 0; i < 4; ++i) {
         a[i] = column[(b * 4 + i) * 32];
       }
-      const std::uint32_t t0 = __byte_perm(a[0], a[1], 0x5140);
-      const std::uint32_t t1 = __byte_perm(a[2], a[3], 0x5140);
-      const std::uint32_t t2 = __byte_perm(a[0], a[1], 0x7362);
-      const std::uint32_t t3 = __byte_perm(a[2], a[3], 0x7362);
-      out[0][b] = __byte_perm(t0, t1, 0x5410);
-      out[1][b] = __byte_perm(t0, t1, 0x7632);
-      out[2][b] = __byte_perm(t2, t3, 0x5410);
-      out[3][b] = __byte_perm(t2, t3, 0x7632);
+      Transpose4x4(a, out[b]);
     }
     std::uint8_t* dst = p.out + (tile_c * 128 + g * 4) * p.out_ld + row0 + rows16 * 16;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       *reinterpret_cast<uint4*>(dst + c * p.out_ld) =
-          make_uint4(out[c][0], out[c][1], out[c][2], out[c][3]);
+          make_uint4(out[0][c], out[1][c], out[2][c], out[3][c]);
     }
     if (threadIdx.x < 128) {
       p.out_scale[(tile_c * 128 + threadIdx.x) * p.out_row_stride +
@@ -232,7 +245,8 @@ void TransposeScaled(OpsContext* context, const TransposeScaledArgs& a) {
                           a.dst.scale_tile_stride,
                           MakeGroups(a.groups),
                           a.stats};
-  transpose_scaled_kernel<<<static_cast<unsigned>(blocks), 256, 0, context->stream>>>(p);
+  transpose_scaled_kernel<<<static_cast<unsigned>(blocks), 256, 0, context->stream>>>(
+      p, static_cast<unsigned>(context->multiprocessors));
   context->Launched("transpose_scaled");
 }
 
