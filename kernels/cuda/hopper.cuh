@@ -70,26 +70,30 @@ __device__ __forceinline__ void LoadBox(void* shared, const CUtensorMap* map,
       "l"(map), "r"(SharedAddress(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
-// Contiguous bytes (a multiple of 16, 16-byte aligned on both sides) into shared memory.
-__device__ __forceinline__ void LoadBytes(void* shared, const void* global, std::uint32_t bytes,
-                                          std::uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(SharedAddress(shared)),
-      "l"(global), "r"(bytes), "r"(SharedAddress(barrier))
-      : "memory");
+// Four bytes into shared memory, and the thread's arrival at a barrier once its copies so far are
+// there (the barrier counts one arrival for each such thread).
+__device__ __forceinline__ void LoadFloat(std::uint32_t shared, const float* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
 }
-// Contiguous bytes out of shared memory, written or added as FP32, in the thread's current bulk
-// group.
-__device__ __forceinline__ void StoreBytes(void* global, const void* shared, std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
-               "r"(SharedAddress(shared)), "r"(bytes)
+__device__ __forceinline__ void BarrierArriveAfterLoads(std::uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(SharedAddress(barrier))
                : "memory");
 }
-__device__ __forceinline__ void AddFloats(void* global, const void* shared, std::uint32_t bytes) {
+// A box of shared memory into a tensor, or added to it in FP32, in the thread's current bulk group;
+// what lies outside of the tensor is left out.
+__device__ __forceinline__ void StoreBox(const CUtensorMap* map, const void* shared, int x, int y,
+                                         int z) {
   asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
-      "r"(SharedAddress(shared)), "r"(bytes)
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+      "r"(SharedAddress(shared)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+__device__ __forceinline__ void AddBox(const CUtensorMap* map, const void* shared, int x, int y,
+                                       int z) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group"
+      " [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+      "r"(SharedAddress(shared)), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
 __device__ __forceinline__ void BulkCommit() {
@@ -159,6 +163,9 @@ __device__ __forceinline__ void NamedArrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+__device__ __forceinline__ void StoreShared(std::uint32_t address, float a, float b) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
+}
 // Four 8×8 matrices of 16-bit elements to shared memory; lane l gives the address of row l % 8 of
 // matrix l / 8.
 __device__ __forceinline__ void StoreMatrices(std::uint32_t address, std::uint32_t a,

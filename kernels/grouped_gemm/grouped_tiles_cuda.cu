@@ -50,12 +50,25 @@ BoxedTensor MnMajor(const void* data, std::int64_t k, std::int64_t width, std::i
           .box = {64, 64, static_cast<std::uint32_t>(box_width / 64), 1}};
 }
 
+// C [planes, rows, n], a box of 64 rows by 128 bytes.
+BoxedTensor Results(void* data, bool f32, std::int64_t n, std::int64_t rows, std::int64_t planes) {
+  const std::uint64_t row = static_cast<std::uint64_t>(n * (f32 ? 4 : 2));
+  return {.address = data,
+          .type = f32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+          .rank = 3,
+          .size = {static_cast<std::uint64_t>(n), static_cast<std::uint64_t>(rows),
+                   static_cast<std::uint64_t>(planes), 1},
+          .stride = {row, row * static_cast<std::uint64_t>(rows), 0},
+          .box = {f32 ? 32u : 64u, 64, 1, 1}};
+}
+
 template <class C>
 bool Launch(const TileDevice& device, const BoxedTensor& a, const BoxedTensor& b,
-            const Params& params, std::int64_t most_tiles) {
-  CUtensorMap map_a, map_b;
+            const BoxedTensor& c, const Params& params, std::int64_t most_tiles) {
+  CUtensorMap map_a, map_b, map_c;
   const int bytes = C::SharedBytes(params.groups);
-  if (bytes > kSharedLimit || !hopper::EncodeMap(a, &map_a) || !hopper::EncodeMap(b, &map_b)) {
+  if (bytes > kSharedLimit || !hopper::EncodeMap(a, &map_a) || !hopper::EncodeMap(b, &map_b) ||
+      !hopper::EncodeMap(c, &map_c)) {
     return false;
   }
   const auto kernel = grouped::grouped_tiles_kernel<C>;
@@ -74,7 +87,7 @@ bool Launch(const TileDevice& device, const BoxedTensor& a, const BoxedTensor& b
   const std::int64_t grid =
       most_tiles < device.multiprocessors ? most_tiles : device.multiprocessors;
   kernel<<<static_cast<unsigned>(grid), grouped::kThreads, bytes, device.stream>>>(map_a, map_b,
-                                                                                   params);
+                                                                                   map_c, params);
   return true;
 }
 
@@ -99,11 +112,14 @@ bool LaunchGemm(const TileDevice& device, const GroupedGemmArgs& args, const Box
                 const BoxedTensor& b, const Params& params) {
   const std::int64_t tiles =
       args.groups.padded_rows / grouped::kTileM * CeilDiv(args.n, grouped::kTileN);
+  const BoxedTensor c =
+      Results(args.c, args.c_dtype == DType::kF32, args.n, args.groups.padded_rows, 1);
   if (args.c_dtype == DType::kF32) {
-    return Launch<Config<kInput, kScaling, false, true, kMnB, kStages>>(device, a, b, params,
+    return Launch<Config<kInput, kScaling, false, true, kMnB, kStages>>(device, a, b, c, params,
                                                                         tiles);
   }
-  return Launch<Config<kInput, kScaling, false, false, kMnB, kStages>>(device, a, b, params, tiles);
+  return Launch<Config<kInput, kScaling, false, false, kMnB, kStages>>(device, a, b, c, params,
+                                                                       tiles);
 }
 
 template <Input kInput, Scaling kScaling>
@@ -111,8 +127,9 @@ bool LaunchWgrad(const TileDevice& device, const GroupedWgradArgs& args, const B
                  const BoxedTensor& b, const Params& params) {
   const std::int64_t tiles =
       args.groups.count * CeilDiv(args.m, grouped::kTileM) * CeilDiv(args.n, grouped::kTileN);
+  const BoxedTensor c = Results(args.c, true, args.n, args.m, args.groups.count);
   return Launch<Config<kInput, kScaling, true, true, kInput == Input::kBF16, kStages>>(
-      device, a, b, params, tiles);
+      device, a, b, c, params, tiles);
 }
 
 }  // namespace
@@ -132,7 +149,6 @@ bool GroupedGemmTiles(const TileDevice& device, const GroupedGemmArgs& args) {
                 .padded_rows = groups.padded_rows,
                 .a = {},
                 .b = {},
-                .c = args.c,
                 .accumulate = false};
   const QTensor &qa = args.a.quant, &qb = args.b.quant;
   if (qa.present() != qb.present()) {
@@ -204,7 +220,6 @@ bool GroupedWgradTiles(const TileDevice& device, const GroupedWgradArgs& args) {
                 .padded_rows = groups.padded_rows,
                 .a = {},
                 .b = {},
-                .c = args.c,
                 .accumulate = args.accumulate};
   const QTensor &qa = args.a.quant, &qb = args.b.quant;
   if (qa.present() != qb.present()) {
@@ -218,11 +233,9 @@ bool GroupedWgradTiles(const TileDevice& device, const GroupedWgradArgs& args) {
     if (tensor) {
       params.a = TensorScales(qa);
       params.b = TensorScales(qb);
-    } else if (qa.tiling == Tiling::kRow128 && qb.tiling == Tiling::kRow128 &&
-               qb.scale_row_stride == 1 && qb.scale_tile_stride % 4 == 0 &&
-               Aligned(qb.dequant_scale)) {
+    } else if (qa.tiling == Tiling::kRow128 && qb.tiling == Tiling::kRow128) {
       params.a = {qa.dequant_scale, 0, qa.scale_row_stride, qa.scale_tile_stride};
-      params.b = {qb.dequant_scale, 0, 0, qb.scale_tile_stride};
+      params.b = {qb.dequant_scale, 0, qb.scale_row_stride, qb.scale_tile_stride};
     } else {
       return false;
     }
