@@ -39,6 +39,9 @@ int BuildWithModel(Session& session, const Flags& flags) {
        {StrCat("--max-bytes=", flags.max_bytes), StrCat("--threads=", flags.threads)}) {
     arguments.push_back(argument);
   }
+  if (flags.overwrite) {
+    arguments.push_back("--overwrite");
+  }
   if (session.json()) {
     arguments.push_back("--json");
   }

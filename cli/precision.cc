@@ -2,6 +2,7 @@
 // policy's part (auto, pin, replay) is in precision_policy.cc.
 #include "proto/convert/precision.h"
 
+#include <algorithm>
 #include <set>
 
 #include "base/status.h"
@@ -200,22 +201,31 @@ int DiffPlans(Session& session, const Flags& flags) {
   return kExitOk;
 }
 
-// "history_len=16" into a recipe, by the field's own rules.
+// "history_len=16" into a recipe, by the field's own rules. Checked here whatever the value: on the
+// wire a parameter that is 0 is one that was not given.
 absl::Status SetParameter(const std::string& text, v1::Recipe* recipe) {
   const std::size_t equals = text.find('=');
   const std::string key = text.substr(0, equals);
-  const auto* field = v1::Recipe::descriptor()->FindFieldByName(key);
-  if (equals == std::string::npos || field == nullptr || key == "kind") {
-    std::vector<std::string> names;
-    for (int i = 1; i < v1::Recipe::descriptor()->field_count(); ++i) {
-      names.push_back(v1::Recipe::descriptor()->field(i)->name());
-    }
-    return InvalidArgumentError(StrCat("--param ", Quoted(text), "; valid: NAME=VALUE with ",
-                                       StrJoin(names, ", "), Suggestion(key, names)));
+  const std::vector<std::string> names =
+      RecipeParameters(*ParseRecipeKind(recipe->kind()));  // the flag takes known names only
+  if (equals == std::string::npos || std::find(names.begin(), names.end(), key) == names.end()) {
+    return InvalidArgumentError(
+        names.empty() ? StrCat("--param ", Quoted(text), ": recipe ", recipe->kind(),
+                               " has no parameters; leave it out")
+                      : StrCat("--param ", Quoted(text), "; valid for recipe ", recipe->kind(),
+                               ": NAME=VALUE with ", StrJoin(names, ", "), Suggestion(key, names)));
   }
-  if (!SetScalar(*field, text.substr(equals + 1), false, recipe)) {
+  const auto* field = v1::Recipe::descriptor()->FindFieldByName(key);
+  v1::Recipe alone;
+  alone.set_kind(recipe->kind());
+  SpecFindings findings;
+  findings.Locate(key, {});  // given: zero is checked like every other value
+  const bool readable = SetScalar(*field, text.substr(equals + 1), false, &alone);
+  CheckRules(alone, findings);
+  if (!readable || !findings.violations().empty()) {
     return InvalidArgumentError(StrCat("--param ", Quoted(text), "; valid: ", ValidText(*field)));
   }
+  recipe->MergeFrom(alone);
   return absl::OkStatus();
 }
 

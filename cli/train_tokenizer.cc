@@ -13,6 +13,7 @@ struct Flags {
   std::int64_t vocab_size = 32000, max_bytes = 100 << 20;
   double character_coverage = 0.9995;
   std::int32_t threads = 0;
+  bool overwrite = false;
 };
 
 int Train(Session& session, const Flags& flags) {
@@ -25,6 +26,9 @@ int Train(Session& session, const Flags& flags) {
                                         StrCat("--max-bytes=", flags.max_bytes),
                                         StrCat("--character-coverage=", flags.character_coverage),
                                         StrCat("--threads=", flags.threads)};
+  if (flags.overwrite) {
+    arguments.push_back("--overwrite");
+  }
   if (session.json()) {
     arguments.push_back("--json");
   }
@@ -41,6 +45,7 @@ void AddDataTrainTokenizer(CLI::App& group, Session& session) {
       group.add_subcommand("train-tokenizer", "learn a SentencePiece model from text");
   command->add_option("inputs", flags->inputs, "files and folders")->required();
   command->add_option("--output", flags->path, "model to write")->required();
+  command->add_flag("--overwrite", flags->overwrite, "replace an existing file");
   command->add_option("--vocab-size", flags->vocab_size, "pieces, 259 special ones included")
       ->check(CLI::Range(std::int64_t{260}, std::int64_t{1} << 24).description(""))
       ->capture_default_str();

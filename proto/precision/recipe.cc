@@ -106,6 +106,26 @@ std::optional<RecipeKind> ParseRecipeKind(std::string_view text) {
   return std::nullopt;
 }
 
+std::vector<std::string> RecipeParameters(RecipeKind kind) {
+  switch (kind) {
+    case RecipeKind::kFp32:
+    case RecipeKind::kBf16:
+      return {};
+    case RecipeKind::kFp8Delayed:
+      return {"format",     "history_len",       "amax_algo", "margin",
+              "accumulate", "min_dequant_scale", "wgrad"};
+    case RecipeKind::kFp8Current:
+      return {"format", "margin", "accumulate", "min_dequant_scale", "wgrad"};
+    case RecipeKind::kFp8Blockwise:
+      return {"format", "pow2_scales", "accumulate", "min_dequant_scale", "wgrad"};
+    case RecipeKind::kFp8Flow:
+      return {"accumulate", "min_dequant_scale", "wgrad"};
+    case RecipeKind::kMxfp8:
+      return {"accumulate", "wgrad"};
+  }
+  return {};
+}
+
 std::vector<std::string> RecipeKindNames() {
   std::vector<std::string> names;
   for (std::string_view name : kKindNames) {
@@ -201,7 +221,8 @@ std::string ValidateRecipe(const Recipe& recipe, Op op) {
     return {};
   }
   if (recipe.format == Fp8Format::kHybrid && !AllowsHybrid(recipe.kind)) {
-    return "recipe " + name + " uses E4M3 for gradients too; format: hybrid is valid for "
+    return "recipe " + name +
+           " uses E4M3 for gradients too; format: hybrid is valid for "
            "fp8_delayed, fp8_current, fp8_blockwise";
   }
   if (recipe.kind == RecipeKind::kFp8Delayed &&

@@ -33,10 +33,10 @@ struct Recipe {
   Fp8Format format = Fp8Format::kE4M3;  // meaningful for FP8 kinds
   std::int32_t history_len = 256;       // delayed; 1..4096
   AmaxAlgorithm amax_algo = AmaxAlgorithm::kMax;
-  std::int32_t margin = 0;              // per-tensor kinds; 0..8
-  bool pow2_scales = false;             // blockwise option; always true for flow and mxfp8
+  std::int32_t margin = 0;   // per-tensor kinds; 0..8
+  bool pow2_scales = false;  // blockwise option; always true for flow and mxfp8
   AccumulateMode accumulate = AccumulateMode::kDefault;
-  float min_dequant_scale = 0;          // 0: off
+  float min_dequant_scale = 0;  // 0: off
   WgradPrecision wgrad = WgradPrecision::kFp8;
 
   friend bool operator==(const Recipe&, const Recipe&) = default;
@@ -48,20 +48,22 @@ struct Recipe {
   bool gradient_is_e5m2() const { return is_fp8() && format == Fp8Format::kHybrid; }
 };
 
-// The recipe of that kind with NUMERICS 3's defaults (hybrid for per-tensor kinds, E4M3 for the rest,
-// power-of-two scales where the kind demands them).
+// The recipe of that kind with NUMERICS 3's defaults (hybrid for per-tensor kinds, E4M3 for the
+// rest, power-of-two scales where the kind demands them).
 Recipe DefaultRecipe(RecipeKind kind);
 
 // "fp8_flow" etc. for the kind.
 std::string_view Name(RecipeKind kind);
 std::optional<RecipeKind> ParseRecipeKind(std::string_view text);
 std::vector<std::string> RecipeKindNames();
+// Names of the parameters that mean something for the kind (NUMERICS 3), in the order of the wire.
+std::vector<std::string> RecipeParameters(RecipeKind kind);
 
 // Canonical text, e.g. "fp8_delayed(format=hybrid,history_len=256,…)"; only parameters that mean
 // something for the kind appear. DebugString of equal recipes is equal. "bf16" prints "bf16".
 std::string DebugString(const Recipe& recipe);
-// The inverse of DebugString: parameters that the text leaves out have the kind's defaults. Empty for
-// an unknown kind, parameter or spelling; ranges are ValidateRecipe's.
+// The inverse of DebugString: parameters that the text leaves out have the kind's defaults. Empty
+// for an unknown kind, parameter or spelling; ranges are ValidateRecipe's.
 std::optional<Recipe> ParseRecipe(std::string_view text);
 // 64-bit hash over every meaningful parameter (FNV-1a of DebugString), stable across versions.
 std::uint64_t SemanticHash(const Recipe& recipe);
@@ -73,8 +75,8 @@ std::string ValidateRecipe(const Recipe& recipe, Op op);
 // Required divisor of hidden / expert hidden / projection widths (NUMERICS 3).
 std::int64_t DimensionMultiple(RecipeKind kind);
 
-// What the dispatch payload of a layer is when `dispatch` follows `layer_recipe` (NUMERICS 4): flow,
-// blockwise and mxfp8 stay; per-tensor kinds travel as pow2 blockwise; others stay.
+// What the dispatch payload of a layer is when `dispatch` follows `layer_recipe` (NUMERICS 4):
+// flow, blockwise and mxfp8 stay; per-tensor kinds travel as pow2 blockwise; others stay.
 Recipe PayloadRecipe(const Recipe& layer_recipe);
 
 struct DeviceAbility {

@@ -139,24 +139,9 @@ std::string DeviceRefusal(const v1::JobSpec& spec, RecipeKind kind) {
                        spec.precision().allow_emulation());
 }
 
-// The parameters that mean something for the kind (NUMERICS 3).
 std::string ParametersText(RecipeKind kind) {
-  switch (kind) {
-    case RecipeKind::kFp32:
-    case RecipeKind::kBf16:
-      return "no parameters";
-    case RecipeKind::kFp8Delayed:
-      return "format, history_len, amax_algo, margin, accumulate, min_dequant_scale, wgrad";
-    case RecipeKind::kFp8Current:
-      return "format, margin, accumulate, min_dequant_scale, wgrad";
-    case RecipeKind::kFp8Blockwise:
-      return "format, pow2_scales, accumulate, min_dequant_scale, wgrad";
-    case RecipeKind::kFp8Flow:
-      return "accumulate, min_dequant_scale, wgrad";
-    case RecipeKind::kMxfp8:
-      return "accumulate, wgrad";
-  }
-  return {};
+  const std::vector<std::string> names = RecipeParameters(kind);
+  return names.empty() ? "no parameters" : StrJoin(names, ", ");
 }
 
 // Parameters that the kind does not have would be dropped silently: say so instead.
@@ -175,8 +160,8 @@ bool HasStrayParameter(const v1::Recipe& wire, const Recipe& recipe, const std::
         wire.GetReflection()->HasField(wire, v1::Recipe::descriptor()->FindFieldByName(name))) {
       findings.Add(StrCat(field, ".", name), "",
                    StrCat("has no meaning for recipe ", Name(recipe.kind), "; valid: leave it out",
-                          recipe.is_fp8() ? ", or recipe fp8_delayed" : "", " (",
-                          Name(recipe.kind), " takes ", ParametersText(recipe.kind), ")"));
+                          recipe.is_fp8() ? ", or recipe fp8_delayed" : "", " (", Name(recipe.kind),
+                          " takes ", ParametersText(recipe.kind), ")"));
       return true;
     }
   }
@@ -479,8 +464,7 @@ PrecisionPlan BuildPlanFromSpec(const v1::JobSpec& spec) {
       for (int i = 0; i < kOpCount; ++i) {
         const OpSite site{layer, static_cast<Op>(i)};
         for (const std::string& name : precision.candidates()) {
-          const Recipe candidate =
-              DefaultRecipe(ParseRecipeKind(name).value_or(RecipeKind::kBf16));
+          const Recipe candidate = DefaultRecipe(ParseRecipeKind(name).value_or(RecipeKind::kBf16));
           plan.shadows[site].push_back(site.op == Op::kDispatch ? PayloadRecipe(candidate)
                                                                 : candidate);
         }

@@ -27,6 +27,7 @@ namespace {
 constexpr int kExitOk = 0;
 constexpr int kExitUsage = 2;
 constexpr int kExitNotFound = 3;
+constexpr int kExitConflict = 4;
 constexpr int kExitInternal = 7;
 
 struct Flags {
@@ -36,12 +37,22 @@ struct Flags {
   std::int32_t threads = 0;
   double character_coverage = 0.9995;
   SentencePieceType type = SentencePieceType::kBpe;
-  bool json = false;
+  bool json = false, overwrite = false;
 };
 
 PosixFileSystem& Fs() { return PosixFileSystem::Get(); }
 
+// Jobs may be training on the file, and datasets are made with the model.
+absl::Status CheckNew(const Flags& flags) {
+  return flags.overwrite || !Fs().Exists(flags.output)
+             ? absl::OkStatus()
+             : AlreadyExistsError(StrCat("writing ", flags.output,
+                                         ": there is one already; give another --output, or "
+                                         "--overwrite to replace it"));
+}
+
 absl::Status Build(const Flags& flags) {
+  RETURN_IF_ERROR(CheckNew(flags));
   ASSIGN_OR_RETURN(const auto tokenizer, SentencePieceTokenizer::Load(Fs(), flags.model));
   BuildSentencePieceOptions options{.inputs = flags.inputs,
                                     .output = flags.output,
@@ -71,6 +82,7 @@ absl::Status Build(const Flags& flags) {
 }
 
 absl::Status Train(const Flags& flags) {
+  RETURN_IF_ERROR(CheckNew(flags));
   ASSIGN_OR_RETURN(const TrainSentencePieceSummary trained,
                    TrainSentencePiece(Fs(), {.inputs = flags.inputs,
                                              .output = flags.output,
@@ -123,6 +135,7 @@ int Main(int argc, char** argv) {
     sub->add_option("inputs", flags.inputs, "files and folders, in this order")->required();
     sub->add_option("--threads", flags.threads, "0: one a core")->check(CLI::Range(0, 1024));
     sub->add_flag("--json", flags.json, "print the summary as JSON");
+    sub->add_flag("--overwrite", flags.overwrite, "replace an existing file");
   }
   build->add_option("--max-bytes", flags.max_bytes, "stop after so much text; 0: no limit")
       ->check(CLI::NonNegativeNumber);
@@ -155,6 +168,7 @@ int Main(int argc, char** argv) {
   }
   std::fprintf(stderr, "error: %s\n", Message(status).c_str());
   return status.code() == absl::StatusCode::kNotFound          ? kExitNotFound
+         : status.code() == absl::StatusCode::kAlreadyExists   ? kExitConflict
          : status.code() == absl::StatusCode::kInvalidArgument ? kExitUsage
                                                                : kExitInternal;
 }

@@ -452,6 +452,36 @@ TEST_F(CliTest, PrecisionSetSendsOverridesWithParameters) {
   EXPECT_EQ(got.rollback_to(), 2);
 }
 
+// Zero as well: on the wire it is a parameter that was not given, so no server could refuse it.
+TEST_F(CliTest, PrecisionSetRefusesAParameterThatTheRecipeHasNot) {
+  bool sent = false;
+  server_.set = [&](const v1::SetPrecisionRequest&, v1::SetPrecisionResponse*) {
+    sent = true;
+    return absl::OkStatus();
+  };
+  const auto set = [&](const std::string& recipe, const std::string& parameter) {
+    return Run(
+        {"precision", "set", "demo", "--layers", "2", "--recipe", recipe, "--param", parameter});
+  };
+  for (const char* parameter : {"margin=0", "margin=1", "history_len=0", "kind=bf16", "wgrad"}) {
+    SCOPED_TRACE(parameter);
+    const Result flow = set("fp8_flow", parameter);
+    EXPECT_EQ(flow.code, kExitUsage);
+    EXPECT_THAT(flow.err, HasSubstr("valid for recipe fp8_flow: NAME=VALUE with accumulate, "
+                                    "min_dequant_scale, wgrad"));
+  }
+  const Result bf16 = set("bf16", "min_dequant_scale=0");
+  EXPECT_EQ(bf16.code, kExitUsage);
+  EXPECT_THAT(bf16.err, HasSubstr("recipe bf16 has no parameters"));
+  for (const char* parameter :
+       {"history_len=0", "history_len=5000", "margin=9", "margin=x", "accumulate=slow"}) {
+    EXPECT_EQ(set("fp8_delayed", parameter).code, kExitUsage) << parameter;
+  }
+  EXPECT_FALSE(sent);
+  EXPECT_EQ(set("fp8_delayed", "margin=0").code, kExitOk);
+  EXPECT_TRUE(sent);
+}
+
 TEST_F(CliTest, TheTokenTravelsWithEveryCall) {
   server_.workers = [](const v1::ListWorkersRequest&, v1::ListWorkersResponse*) {
     return absl::OkStatus();

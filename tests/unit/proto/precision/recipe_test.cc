@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <optional>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace octavo {
 namespace {
@@ -89,6 +93,29 @@ TEST(Recipe, IdentityCountsEveryMeaningfulParameterAndNoOther) {
   EXPECT_EQ(DebugString(delayed),
             "fp8_delayed(format=hybrid,history_len=256,amax_algo=max,margin=0)");
   EXPECT_EQ(DebugString(DefaultRecipe(RecipeKind::kFp8Flow)), "fp8_flow");
+}
+
+TEST(Recipe, ParametersAreThoseThatTheCanonicalTextKeeps) {
+  const std::vector<std::pair<std::string, std::string>> unusual = {
+      {"format", "hybrid"}, {"history_len", "17"},         {"amax_algo", "most_recent"},
+      {"margin", "3"},      {"pow2_scales", "true"},       {"accumulate", "fast"},
+      {"wgrad", "bf16"},    {"min_dequant_scale", "0.125"}};
+  for (const std::string& name : RecipeKindNames()) {
+    const RecipeKind kind = *ParseRecipeKind(name);
+    std::vector<std::string> kept;
+    for (const auto& [key, value] : unusual) {
+      // Per-tensor recipes are hybrid by themselves.
+      const bool other = key == "format" && DefaultRecipe(kind).format == Fp8Format::kHybrid;
+      const auto recipe = ParseRecipe(name + "(" + key + "=" + (other ? "e4m3" : value) + ")");
+      if (recipe.has_value() && DebugString(*recipe) != DebugString(DefaultRecipe(kind))) {
+        kept.push_back(key);
+      }
+    }
+    std::vector<std::string> listed = RecipeParameters(kind);
+    std::sort(listed.begin(), listed.end());
+    std::sort(kept.begin(), kept.end());
+    EXPECT_EQ(listed, kept) << name;
+  }
 }
 
 TEST(Recipe, ValidationNamesWhatIsValid) {
