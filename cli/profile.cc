@@ -56,15 +56,20 @@ struct Sum {
   double seconds = 0, bytes = 0, flops = 0;
 };
 
+// What ran beside the step's own operations is a row of its own.
+std::string OpOf(const v1::ProfileEntry& e) {
+  return e.beside() ? StrCat(e.op(), " (beside)") : e.op();
+}
+
 std::string KeyOf(const v1::ProfileEntry& e, const std::string& by) {
   if (by == "layer") {
     return StrCat(e.layer().empty() ? "-" : e.layer(), "\n", e.phase().empty() ? "-" : e.phase());
   }
   if (by == "site") {
     return StrCat(e.site().empty() ? "-" : e.site(), "\n", e.phase().empty() ? "-" : e.phase(),
-                  "\n", e.op());
+                  "\n", OpOf(e));
   }
-  return e.op();
+  return OpOf(e);
 }
 
 std::vector<std::string> TitlesOf(const std::string& by) {
@@ -78,7 +83,8 @@ const v1::RankProfile& Busiest(const v1::JobProfile& profile) {
   const auto busy = [](const v1::RankProfile& rank) {
     double seconds = 0;
     for (const v1::ProfileEntry& entry : rank.entries()) {
-      seconds += entry.op().substr(0, 4) == "all_" ? 0 : entry.seconds();
+      const bool waits = entry.op().substr(0, 4) == "all_" || entry.op() == "wait_for_messages";
+      seconds += waits || entry.beside() ? 0 : entry.seconds();
     }
     return seconds;
   };
@@ -91,12 +97,15 @@ std::string TimeTable(const v1::RankProfile& rank, const Flags& flags) {
   std::map<std::string, Sum> sums;
   double total = 0;
   for (const v1::ProfileEntry& entry : rank.entries()) {
+    if (entry.beside() && flags.by == "layer") {
+      continue;  // no part of a layer's time
+    }
     Sum& sum = sums[KeyOf(entry, flags.by)];
     sum.calls += entry.calls();
     sum.seconds += entry.seconds();
     sum.bytes += entry.bytes();
     sum.flops += entry.flops();
-    total += entry.seconds();
+    total += entry.beside() ? 0 : entry.seconds();
   }
   std::vector<std::pair<std::string, Sum>> rows(sums.begin(), sums.end());
   std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {

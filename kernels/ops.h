@@ -6,8 +6,8 @@
 //
 // Rules that hold for every operation:
 //  * Pointers are device pointers of the backend unless the name starts with host_.
-//  * Calls are enqueued on the context's compute stream in order; nothing waits for the device
-//    but copy_to_host with wait, and synchronize.
+//  * Calls are enqueued on the compute lane in order (copies on the lane they name); nothing waits
+//    for the device but synchronize and synchronize_lane.
 //  * Shape and type violations end the process (OCTAVO_CHECK): they are bugs of the caller.
 //    Device faults are sticky; poll_error reports them once a step.
 //  * rows == 0 or an empty group is legal everywhere and writes nothing but documented zeros.
@@ -30,11 +30,20 @@ namespace octavo {
 enum class Memory : std::uint8_t { kDevice, kHostPinned };
 enum class CopyKind : std::uint8_t { kToDevice, kToHost, kOnDevice };
 
+// A lane runs what is put on it in order; lanes run side by side unless `order` says otherwise. All
+// operations run on kCompute. kCopy carries what comes and goes while a step computes (tokens,
+// counts, statistics); kComm is the collectives' (worker/comm/nccl.cc). Whoever hands a buffer from
+// one lane to another orders them, and again before the buffer is used anew. On the CPU everything
+// is done when its call returns, so there lanes are one.
+enum class Lane : std::uint8_t { kCompute, kCopy, kComm };
+inline constexpr int kLanes = 3;
+
 struct CopyArgs {
   void* dst;
   const void* src;
   std::int64_t bytes;
   CopyKind kind;
+  Lane lane = Lane::kCompute;
 };
 
 // dst[r, c] = cast(src[r, c]); kF32 <-> kBF16 (round to nearest even) or same type.
@@ -503,7 +512,7 @@ struct CountNonfiniteArgs {
 
 // ---------------------------------------------------------------- the table
 
-struct OpsContext;  // owned by the backend: streams, handles, sticky error
+struct OpsContext;  // owned by the backend: lanes, handles, sticky error
 
 struct WorkspaceSizes {
   std::int64_t route_index, rms_norm_backward, embedding_backward, sum_squares;
@@ -536,9 +545,12 @@ struct Ops {
   // Memory. allocate returns null when out of memory.
   void* (*allocate)(OpsContext*, std::int64_t bytes, Memory);
   void (*release)(OpsContext*, void*, Memory);
-  void (*copy)(OpsContext*, const CopyArgs&);     // ordered on the compute stream, asynchronous
+  void (*copy)(OpsContext*, const CopyArgs&);     // ordered on its lane, asynchronous
   void (*zero)(OpsContext*, void*, std::int64_t bytes);
-  void (*synchronize)(OpsContext*);               // waits for the compute stream
+  void (*synchronize)(OpsContext*);               // waits for the compute lane
+  void (*synchronize_lane)(OpsContext*, Lane);
+  // What is put on `later` from now on begins after all that `earlier` holds now.
+  void (*order)(OpsContext*, Lane earlier, Lane later);
   // Returns 0, or nonzero and a message once a device fault happened (sticky).
   int (*poll_error)(OpsContext*, char* message, std::int64_t message_bytes);
   int (*supports)(OpsContext*, const SupportQuery&, char* reason, std::int64_t reason_bytes);  // 1 yes
@@ -548,11 +560,11 @@ struct Ops {
   void (*range_pop)(OpsContext*);
   void* (*stream)(OpsContext*);  // cudaStream_t of compute, null on the CPU
   void (*counters)(OpsContext*, OpsCounters*);
-  // Marks: moments on the compute stream, for profiles. reserve_marks makes room for so many (it
-  // may allocate; 0 on success); mark enqueues one, index < room, and does not wait; seconds
-  // between two marks are known after synchronize.
+  // Marks: moments on a lane, for profiles. reserve_marks makes room for so many (it may allocate; 0
+  // on success); mark enqueues one, index < room, and does not wait; seconds between two marks are
+  // known once their lanes were waited for.
   int (*reserve_marks)(OpsContext*, std::int32_t count);
-  void (*mark)(OpsContext*, std::int32_t index);
+  void (*mark)(OpsContext*, std::int32_t index, Lane lane);
   double (*mark_seconds)(OpsContext*, std::int32_t from, std::int32_t to);
 
   void (*cast)(OpsContext*, const CastArgs&);

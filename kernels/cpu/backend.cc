@@ -39,7 +39,10 @@ void Zero(OpsContext*, void* data, std::int64_t bytes) {
   }
 }
 
+// Everything was done when its call returned; the waits are counted as a device would have them.
 void Synchronize(OpsContext* context) { ++Get(context).synchronizations; }
+void SynchronizeLane(OpsContext* context, Lane) { ++Get(context).synchronizations; }
+void Order(OpsContext*, Lane, Lane) {}
 
 int PollError(OpsContext*, char*, std::int64_t) { return 0; }
 
@@ -83,7 +86,7 @@ int ReserveMarks(OpsContext* context, std::int32_t count) {
   marks.resize(std::max(marks.size(), static_cast<std::size_t>(count)));
   return 0;
 }
-void Mark(OpsContext* context, std::int32_t index) {
+void Mark(OpsContext* context, std::int32_t index, Lane) {
   Get(context).marks[static_cast<std::size_t>(index)] =
       std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -104,6 +107,8 @@ constexpr Ops kOps = {
     .copy = Copy,
     .zero = Zero,
     .synchronize = Synchronize,
+    .synchronize_lane = SynchronizeLane,
+    .order = Order,
     .poll_error = PollError,
     .supports = Supports,
     .workspace_sizes = FillWorkspaceSizes,

@@ -18,8 +18,9 @@ namespace octavo {
 // worker/comm/nccl.cc, built into this plug-in.
 int NcclVersion();
 int NcclUniqueId(std::uint8_t* id, char* message, std::int64_t message_bytes);
-Communicator* NcclCreate(void* stream, int device, const std::uint8_t* id, int rank, int size,
-                         double timeout_seconds, char* message, std::int64_t message_bytes);
+Communicator* NcclCreate(void* compute, void* comm, int device, const std::uint8_t* id, int rank,
+                         int size, double timeout_seconds, char* message,
+                         std::int64_t message_bytes);
 #endif
 
 namespace cuda {
@@ -54,6 +55,10 @@ void Release(OpsContext* context, void* data, Memory memory) {
   }
 }
 
+cudaStream_t LaneOf(OpsContext* context, Lane lane) {
+  return context->lane[static_cast<std::size_t>(lane)];
+}
+
 void Copy(OpsContext* context, const CopyArgs& a) {
   if (a.bytes <= 0) {
     return;
@@ -61,9 +66,9 @@ void Copy(OpsContext* context, const CopyArgs& a) {
   const cudaMemcpyKind kind = a.kind == CopyKind::kToDevice ? cudaMemcpyHostToDevice
                               : a.kind == CopyKind::kToHost ? cudaMemcpyDeviceToHost
                                                             : cudaMemcpyDeviceToDevice;
-  context->Record(
-      cudaMemcpyAsync(a.dst, a.src, static_cast<std::size_t>(a.bytes), kind, context->stream),
-      "copy");
+  context->Record(cudaMemcpyAsync(a.dst, a.src, static_cast<std::size_t>(a.bytes), kind,
+                                  LaneOf(context, a.lane)),
+                  "copy");
 }
 
 void Zero(OpsContext* context, void* data, std::int64_t bytes) {
@@ -76,6 +81,18 @@ void Zero(OpsContext* context, void* data, std::int64_t bytes) {
 void Synchronize(OpsContext* context) {
   ++context->synchronizations;
   context->Record(cudaStreamSynchronize(context->stream), "synchronize");
+}
+
+void SynchronizeLane(OpsContext* context, Lane lane) {
+  ++context->synchronizations;
+  context->Record(cudaStreamSynchronize(LaneOf(context, lane)), "synchronize");
+}
+
+// A wait takes the event as it was recorded last, so that one event a lane serves every pair.
+void Order(OpsContext* context, Lane earlier, Lane later) {
+  cudaEvent_t event = context->order[static_cast<std::size_t>(earlier)];
+  context->Record(cudaEventRecord(event, LaneOf(context, earlier)), "order");
+  context->Record(cudaStreamWaitEvent(LaneOf(context, later), event), "order");
 }
 
 int PollError(OpsContext* context, char* message, std::int64_t message_bytes) {
@@ -147,9 +164,10 @@ int ReserveMarks(OpsContext* context, std::int32_t count) {
   }
   return 0;
 }
-void Mark(OpsContext* context, std::int32_t index) {
-  context->Record(cudaEventRecord(context->marks[static_cast<std::size_t>(index)], context->stream),
-                  "mark");
+void Mark(OpsContext* context, std::int32_t index, Lane lane) {
+  context->Record(
+      cudaEventRecord(context->marks[static_cast<std::size_t>(index)], LaneOf(context, lane)),
+      "mark");
 }
 double MarkSeconds(OpsContext* context, std::int32_t from, std::int32_t to) {
   float milliseconds = 0;
@@ -174,6 +192,8 @@ Ops MakeOps() {
   ops.copy = Copy;
   ops.zero = Zero;
   ops.synchronize = Synchronize;
+  ops.synchronize_lane = SynchronizeLane;
+  ops.order = Order;
   ops.poll_error = PollError;
   ops.supports = Supports;
   ops.workspace_sizes = FillWorkspaceSizes;
@@ -228,8 +248,10 @@ int Probe(int ordinal, DeviceFacts* facts, char* message, std::int64_t message_b
 }
 
 void Free(OpsContext* context) {
-  if (context->stream != nullptr) {
-    (void)cudaStreamSynchronize(context->stream);
+  for (cudaStream_t lane : context->lane) {
+    if (lane != nullptr) {
+      (void)cudaStreamSynchronize(lane);
+    }
   }
   context->gemm_plans.reset();
   context->attention_plans.reset();
@@ -252,8 +274,13 @@ void Free(OpsContext* context) {
   }
   (void)cudaFree(context->own_gemm_workspace);
   (void)cudaFree(context->scratch);
-  if (context->stream != nullptr) {
-    (void)cudaStreamDestroy(context->stream);
+  for (int i = 0; i < kLanes; ++i) {
+    if (context->lane[i] != nullptr) {
+      (void)cudaStreamDestroy(context->lane[i]);
+    }
+    if (context->order[i] != nullptr) {
+      (void)cudaEventDestroy(context->order[i]);
+    }
   }
   delete context;
 }
@@ -277,7 +304,18 @@ int Create(int ordinal, Backend* backend, char* message, std::int64_t message_by
   context->multiprocessors = facts.multiprocessors;
   context->scratch_bytes = kScratchBytes;
   context->Record(cudaSetDevice(ordinal), "cudaSetDevice");
-  context->Record(cudaStreamCreateWithFlags(&context->stream, cudaStreamNonBlocking), "stream");
+  // Collectives and copies come first when multiprocessors fall free: somebody waits for them, and
+  // the products beside them lose little.
+  int lowest = 0, highest = 0;
+  context->Record(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "stream priorities");
+  for (int i = 0; i < kLanes; ++i) {
+    const bool compute = i == static_cast<int>(Lane::kCompute);
+    context->Record(cudaStreamCreateWithPriority(&context->lane[i], cudaStreamNonBlocking,
+                                                 compute ? lowest : highest),
+                    "stream");
+    context->Record(cudaEventCreateWithFlags(&context->order[i], cudaEventDisableTiming), "event");
+  }
+  context->stream = context->lane[static_cast<std::size_t>(Lane::kCompute)];
   context->Record(cudaEventCreateWithFlags(&context->fork, cudaEventDisableTiming), "event");
   for (int i = 0; i < OpsContext::kSides; ++i) {
     context->Record(cudaStreamCreateWithFlags(&context->side[i], cudaStreamNonBlocking), "stream");
@@ -314,7 +352,8 @@ void Destroy(Backend* backend) {
 #if defined(OCTAVO_HAVE_NCCL)
 Communicator* CreateNcclFor(Backend* backend, const std::uint8_t* id, int rank, int size,
                             double timeout_seconds, char* message, std::int64_t message_bytes) {
-  return NcclCreate(backend->context->stream, backend->context->device, id, rank, size,
+  OpsContext* const context = backend->context;
+  return NcclCreate(context->stream, LaneOf(context, Lane::kComm), context->device, id, rank, size,
                     timeout_seconds, message, message_bytes);
 }
 #endif

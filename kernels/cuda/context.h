@@ -1,8 +1,8 @@
-// State of one CUDA backend: stream, handles, scratch and the first error.
+// State of one CUDA backend: streams, handles, scratch and the first error.
 //
-// Scratch is taken once, when the backend is created; operations use it in stream order, one after
-// the other, so they never allocate. Errors of launches are kept (the first one) and reported by
-// poll_error once a step: a fault of the device is sticky anyway.
+// Scratch is taken once, when the backend is created; operations use it in the order of the compute
+// lane, one after the other, so they never allocate. Errors of launches are kept (the first one)
+// and reported by poll_error once a step: a fault of the device is sticky anyway.
 #pragma once
 
 #include <cublasLt.h>
@@ -37,7 +37,9 @@ struct OpsContext {
   int device = 0;
   int multiprocessors = 0;
   int sm = 0;
-  cudaStream_t stream = nullptr;
+  cudaStream_t stream = nullptr;   // the compute lane
+  cudaStream_t lane[kLanes] = {};  // by Lane; lane[kCompute] is `stream`
+  cudaEvent_t order[kLanes] = {};  // recorded on the earlier lane, waited for at once by the later
   cublasLtHandle_t lt = nullptr;
   void* gemm_workspace = nullptr;  // caller's, else own_gemm_workspace
   std::int64_t gemm_workspace_bytes = 0;

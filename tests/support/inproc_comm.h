@@ -84,24 +84,28 @@ class InprocComm : public Communicator {
     for (int r = 0; r < size(); ++r) {
       counters_.all_to_all_bytes += r == rank_ ? 0 : args.send_bytes[static_cast<std::size_t>(r)];
     }
-    return Exchange("all_to_all_v", args.send, {args.send_bytes.begin(), args.send_bytes.end()},
-                    [&] {
-                      auto* out = static_cast<std::uint8_t*>(args.receive);
-                      for (int r = 0; r < size(); ++r) {
-                        const InprocGroup::Slot& from = group_->slot(r);
-                        std::int64_t offset = 0;
-                        for (int d = 0; d < rank_; ++d) {
-                          offset += from.bytes[static_cast<std::size_t>(d)];
-                        }
-                        const std::int64_t n = from.bytes[static_cast<std::size_t>(rank_)];
-                        OCTAVO_CHECK_EQ(n, args.receive_bytes[static_cast<std::size_t>(r)]);
-                        if (n > 0) {
-                          std::memcpy(out, static_cast<const std::uint8_t*>(from.send) + offset,
-                                      static_cast<std::size_t>(n));
-                        }
-                        out += n;
-                      }
-                    });
+    // What every peer gets: its bytes, then where they begin.
+    std::vector<std::int64_t> parts(args.send_bytes.begin(), args.send_bytes.end());
+    PeerOffsets send_offsets(args.send_bytes, args.send_offsets);
+    for (std::size_t r = 0; r < args.send_bytes.size(); ++r) {
+      parts.push_back(send_offsets.Next(r));
+    }
+    return Exchange("all_to_all_v", args.send, std::move(parts), [&] {
+      PeerOffsets receive_offsets(args.receive_bytes, args.receive_offsets);
+      for (int r = 0; r < size(); ++r) {
+        const InprocGroup::Slot& from = group_->slot(r);
+        const std::int64_t n = from.bytes[static_cast<std::size_t>(rank_)];
+        OCTAVO_CHECK_EQ(n, args.receive_bytes[static_cast<std::size_t>(r)]);
+        auto* out = static_cast<std::uint8_t*>(args.receive) +
+                    receive_offsets.Next(static_cast<std::size_t>(r));
+        if (n > 0) {
+          std::memcpy(out,
+                      static_cast<const std::uint8_t*>(from.send) +
+                          from.bytes[static_cast<std::size_t>(size() + rank_)],
+                      static_cast<std::size_t>(n));
+        }
+      }
+    });
   }
 
   CommResult AllReduce(void* data, std::int64_t count, DType dtype, ReduceOp op) override {

@@ -268,11 +268,14 @@ CommResult GlooCommunicator::AllToAllV(const AllToAllVArgs& args) {
   const Call call = Begin(Operation::kAllToAllV);
   sends_.clear();
   receives_.clear();
-  std::int64_t send_at = 0, receive_at = 0, self_send_at = 0, self_receive_at = 0;
+  PeerOffsets send_offsets(args.send_bytes, args.send_offsets);
+  PeerOffsets receive_offsets(args.receive_bytes, args.receive_offsets);
+  std::int64_t self_send_at = 0, self_receive_at = 0;
   std::int64_t leaving = 0;
   for (int peer = 0; peer < size_; ++peer) {
-    const std::int64_t outgoing = args.send_bytes[static_cast<std::size_t>(peer)];
-    const std::int64_t incoming = args.receive_bytes[static_cast<std::size_t>(peer)];
+    const auto p = static_cast<std::size_t>(peer);
+    const std::int64_t outgoing = args.send_bytes[p], incoming = args.receive_bytes[p];
+    const std::int64_t send_at = send_offsets.Next(p), receive_at = receive_offsets.Next(p);
     OCTAVO_CHECK(outgoing >= 0 && incoming >= 0, "bytes to and from rank %d: %lld, %lld", peer,
                  static_cast<long long>(outgoing), static_cast<long long>(incoming));
     if (peer == rank_) {
@@ -284,8 +287,6 @@ CommResult GlooCommunicator::AllToAllV(const AllToAllVArgs& args) {
       receives_.push_back({peer, receive_at, incoming});
       leaving += outgoing;
     }
-    send_at += outgoing;
-    receive_at += incoming;
   }
   const std::int64_t kept = args.send_bytes[static_cast<std::size_t>(rank_)];
   if (kept > 0) {

@@ -1,10 +1,15 @@
 // NCCL communicator, built into the CUDA plug-in (no absl here; see communicator.h).
 //
-// Operations are enqueued on the backend's compute stream and return at once: a step never waits
-// for them. Waiting is bounded all the same. A watcher follows each operation through an event; one
-// that is not complete within the timeout, or an asynchronous error of NCCL (a lost peer), aborts
-// the communicator, which releases its kernels, so that whoever waits for the stream goes on and
-// the next call reports rank and operation. Initialisation is non-blocking with a deadline.
+// Operations are enqueued on the backend's communication lane and return at once: a step never
+// waits for them. Events tie that lane to the compute lane: an operation begins after what the
+// compute lane holds when it is called, and the compute lane goes on after the operation (at once,
+// or from Join on when it was only started). All communicators of a backend share the lane, so
+// their operations run one after the other, in the same order on every rank.
+//
+// Waiting is bounded all the same. A watcher follows each operation through an event; one that is
+// not complete within the timeout, or an asynchronous error of NCCL (a lost peer), aborts the
+// communicator, which releases its kernels, so that whoever waits for the lane goes on and the next
+// call reports rank and operation. Initialisation is non-blocking with a deadline.
 //
 // libnccl.so.2 is opened at run time (OCTAVO_NCCL names another file): the plug-in loads without
 // it. NVLink multicast stays off. Uneven all-to-all is grouped send and receive; both sides agree
@@ -137,8 +142,10 @@ ncclDataType_t TypeOf(DType t) {
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(cudaStream_t stream, int device, int rank, int size, Clock::duration timeout)
+  NcclCommunicator(cudaStream_t compute, cudaStream_t stream, int device, int rank, int size,
+                   Clock::duration timeout)
       : lib_(NcclLibrary::Get()),
+        compute_(compute),
         stream_(stream),
         device_(device),
         rank_(rank),
@@ -160,7 +167,7 @@ class NcclCommunicator final : public Communicator {
     (void)cudaFree(token_);
     // Peers may be gone already: an abort never waits for them.
     Release(/*own_call=*/true);
-    for (cudaEvent_t e : {fork_, join_}) {
+    for (cudaEvent_t e : {fork_, join_, before_, after_}) {
       if (e != nullptr) {
         (void)cudaEventDestroy(e);
       }
@@ -182,7 +189,9 @@ class NcclCommunicator final : public Communicator {
         cudaMemset(token_, 0, 64) != cudaSuccess ||
         cudaStreamCreateWithFlags(&side_, cudaStreamNonBlocking) != cudaSuccess ||
         cudaEventCreateWithFlags(&fork_, cudaEventDisableTiming) != cudaSuccess ||
-        cudaEventCreateWithFlags(&join_, cudaEventDisableTiming) != cudaSuccess) {
+        cudaEventCreateWithFlags(&join_, cudaEventDisableTiming) != cudaSuccess ||
+        cudaEventCreateWithFlags(&before_, cudaEventDisableTiming) != cudaSuccess ||
+        cudaEventCreateWithFlags(&after_, cudaEventDisableTiming) != cudaSuccess) {
       return "device " + std::to_string(device_) + " is not usable";
     }
     ncclComm_t made = nullptr;
@@ -205,13 +214,23 @@ class NcclCommunicator final : public Communicator {
   int size() const override { return size_; }
   bool device_pointers() const override { return true; }
 
-  CommResult AllToAllV(const AllToAllVArgs& args) override {
+  CommResult AllToAllV(const AllToAllVArgs& args) override { return Joined(StartAllToAllV(args)); }
+  CommResult AllReduce(void* data, std::int64_t count, DType dtype, ReduceOp op) override {
+    return Joined(StartAllReduce(data, count, dtype, op));
+  }
+  CommResult AllGather(const void* send, void* receive, std::int64_t bytes) override {
+    return Joined(StartAllGather(send, receive, bytes));
+  }
+
+  CommResult StartAllToAllV(const AllToAllVArgs& args) override {
     counters_.all_to_all_calls += 1;
     return Run("all_to_all_v", [&](ncclComm_t comm) {
       const auto* from = static_cast<const std::uint8_t*>(args.send);
       auto* to = static_cast<std::uint8_t*>(args.receive);
       (void)cudaEventRecord(fork_, stream_);
-      std::int64_t send_at = 0, receive_at = 0, sent = 0, received = 0;
+      PeerOffsets send_offsets(args.send_bytes, args.send_offsets);
+      PeerOffsets receive_offsets(args.receive_bytes, args.receive_offsets);
+      std::int64_t own_from = 0, own_to = 0, sent = 0, received = 0;
       ncclResult_t status = lib_.group_start();
       const auto keep = [&status](ncclResult_t result) {
         status = status == ncclSuccess || status == ncclInProgress ? result : status;
@@ -219,31 +238,36 @@ class NcclCommunicator final : public Communicator {
       for (int peer = 0; peer < size_; ++peer) {
         const std::size_t i = static_cast<std::size_t>(peer);
         const std::int64_t out = args.send_bytes[i], in = args.receive_bytes[i];
-        if (peer != rank_ && out > 0) {
+        const std::int64_t send_at = send_offsets.Next(i), receive_at = receive_offsets.Next(i);
+        if (peer == rank_) {
+          own_from = send_at;
+          own_to = receive_at;
+          continue;
+        }
+        sent += out;
+        received += in;
+        if (out > 0) {
           keep(lib_.send(from + send_at, static_cast<std::size_t>(out), ncclUint8, peer, comm,
                          stream_));
           counters_.all_to_all_bytes += out;
         }
-        if (peer != rank_ && in > 0) {
+        if (in > 0) {
           keep(lib_.receive(to + receive_at, static_cast<std::size_t>(in), ncclUint8, peer, comm,
                             stream_));
         }
-        sent += peer == rank_ ? 0 : out;
-        received += peer == rank_ ? 0 : in;
-        send_at += out;
-        receive_at += in;
       }
       keep(lib_.group_end());
       if (status == ncclInProgress) {
         status = Settle();
       }
-      CopyBeside(args, from, to, std::max(sent, received));
+      CopyBeside(from + own_from, to + own_to, args.send_bytes[static_cast<std::size_t>(rank_)],
+                 std::max(sent, received));
       (void)cudaStreamWaitEvent(stream_, join_);
       return status;
     });
   }
 
-  CommResult AllReduce(void* data, std::int64_t count, DType dtype, ReduceOp op) override {
+  CommResult StartAllReduce(void* data, std::int64_t count, DType dtype, ReduceOp op) override {
     if (dtype != DType::kF32 && dtype != DType::kF64 && dtype != DType::kI64 &&
         dtype != DType::kBF16) {
       return Fault("all_reduce", "takes kF32, kF64, kI64 or kBF16");
@@ -258,7 +282,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  CommResult AllGather(const void* send, void* receive, std::int64_t bytes) override {
+  CommResult StartAllGather(const void* send, void* receive, std::int64_t bytes) override {
     counters_.all_gather_bytes += bytes * (size_ - 1);
     return Run("all_gather", [&](ncclComm_t comm) {
       return bytes == 0 ? ncclSuccess
@@ -269,20 +293,26 @@ class NcclCommunicator final : public Communicator {
 
   CommResult Broadcast(void* data, std::int64_t bytes, int root) override {
     counters_.broadcast_bytes += rank_ == root ? bytes * (size_ - 1) : 0;
-    return Run("broadcast", [&](ncclComm_t comm) {
+    return Joined(Run("broadcast", [&](ncclComm_t comm) {
       return bytes == 0 ? ncclSuccess
                         : lib_.broadcast(data, data, static_cast<std::size_t>(bytes), ncclUint8,
                                          root, comm, stream_);
-    });
+    }));
   }
 
-  // Host and stream have both passed it.
+  void Join() override {
+    (void)cudaSetDevice(device_);
+    (void)cudaEventRecord(after_, stream_);
+    (void)cudaStreamWaitEvent(compute_, after_);
+  }
+
+  // Host and compute lane have both passed it.
   CommResult Barrier() override {
-    CommResult result = Run("barrier", [&](ncclComm_t comm) {
+    CommResult result = Joined(Run("barrier", [&](ncclComm_t comm) {
       return lib_.all_reduce(token_, token_, 1, ncclFloat32, ncclSum, comm, stream_);
-    });
+    }));
     if (result.ok()) {
-      // Bounded: the watcher aborts a barrier that does not complete, which releases the stream.
+      // Bounded: the watcher aborts a barrier that does not complete, which releases the lane.
       (void)cudaStreamSynchronize(stream_);
       result = State("barrier");
     }
@@ -340,15 +370,19 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
-  // After what the stream held at fork_; join_ says when it is done.
-  void CopyBeside(const AllToAllVArgs& args, const std::uint8_t* from, std::uint8_t* to,
-                  std::int64_t exchanged) {
-    for (int peer = 0; peer < rank_; ++peer) {
-      from += args.send_bytes[static_cast<std::size_t>(peer)];
-      to += args.receive_bytes[static_cast<std::size_t>(peer)];
+  // What is put on the compute lane from now on comes after the call.
+  CommResult Joined(CommResult result) {
+    if (result.ok()) {
+      Join();
     }
+    return result;
+  }
+
+  // After what the lane held at fork_; join_ says when it is done.
+  void CopyBeside(const std::uint8_t* from, std::uint8_t* to, std::int64_t bytes,
+                  std::int64_t exchanged) {
     (void)cudaStreamWaitEvent(side_, fork_);
-    CopyOwnRows(to, from, args.send_bytes[static_cast<std::size_t>(rank_)], exchanged, side_);
+    CopyOwnRows(to, from, bytes, exchanged, side_);
     (void)cudaEventRecord(join_, side_);
   }
 
@@ -383,6 +417,8 @@ class NcclCommunicator final : public Communicator {
       return Fault(what, "the communicator was not made");
     }
     (void)cudaSetDevice(device_);
+    (void)cudaEventRecord(before_, compute_);
+    (void)cudaStreamWaitEvent(stream_, before_);
     ncclResult_t status = enqueue(comm);
     if (status == ncclInProgress) {
       status = Settle();
@@ -445,12 +481,13 @@ class NcclCommunicator final : public Communicator {
 
   // Constant after Init.
   const NcclLibrary& lib_;
-  const cudaStream_t stream_;
+  const cudaStream_t compute_, stream_;  // the backend's lanes: computing, and ours
   const int device_, rank_, size_;
   const Clock::duration timeout_;
   float* token_ = nullptr;
   cudaStream_t side_ = nullptr;
-  cudaEvent_t fork_ = nullptr, join_ = nullptr;
+  cudaEvent_t fork_ = nullptr, join_ = nullptr;     // our lane and the copy of own rows
+  cudaEvent_t before_ = nullptr, after_ = nullptr;  // the compute lane and ours
   // The owning thread's.
   std::int64_t calls_ = 0;
   const char* last_ = "start";
@@ -494,15 +531,16 @@ int NcclUniqueId(std::uint8_t* id, char* message, std::int64_t message_bytes) {
   return 0;
 }
 
-Communicator* NcclCreate(void* stream, int device, const std::uint8_t* id, int rank, int size,
-                         double timeout_seconds, char* message, std::int64_t message_bytes) {
+Communicator* NcclCreate(void* compute, void* stream, int device, const std::uint8_t* id, int rank,
+                         int size, double timeout_seconds, char* message,
+                         std::int64_t message_bytes) {
   const NcclLibrary& lib = NcclLibrary::Get();
   if (lib.handle == nullptr) {
     Write(message, message_bytes, "NCCL is not available: " + lib.reason);
     return nullptr;
   }
   auto comm = std::make_unique<NcclCommunicator>(
-      static_cast<cudaStream_t>(stream), device, rank, size,
+      static_cast<cudaStream_t>(compute), static_cast<cudaStream_t>(stream), device, rank, size,
       std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds)));
   const std::string reason = comm->Init(id);
   if (!reason.empty()) {

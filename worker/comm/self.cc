@@ -19,7 +19,11 @@ class SelfCommunicator final : public Communicator {
     OCTAVO_CHECK_EQ(args.receive_bytes.size(), std::size_t{1});
     OCTAVO_CHECK_EQ(args.send_bytes[0], args.receive_bytes[0]);
     ++counters_.all_to_all_calls;
-    return Copy(args.send, args.receive, args.send_bytes[0]);
+    const auto* from = static_cast<const std::uint8_t*>(args.send);
+    auto* to = static_cast<std::uint8_t*>(args.receive);
+    return Copy(from + (args.send_offsets.empty() ? 0 : args.send_offsets[0]),
+                to + (args.receive_offsets.empty() ? 0 : args.receive_offsets[0]),
+                args.send_bytes[0]);
   }
 
   CommResult AllReduce(void*, std::int64_t, DType, ReduceOp) override {

@@ -38,6 +38,9 @@ struct ResolvedRecipe {
 struct QBuffer {
   std::uint8_t* codes = nullptr;
   float* dequant_scales = nullptr;
+  // A view of some rows of a matrix of total_rows; total_rows == 0: of all.
+  std::int64_t first_row = 0, total_rows = 0;
+  std::int32_t first_group = 0;
 
   // mx: room for one scale per 32 elements. groups: room for per-tensor scales.
   static QBuffer Take(Arena& arena, std::int64_t rows, std::int64_t cols, std::int64_t groups,
@@ -50,20 +53,37 @@ struct QBuffer {
             arena.Take<float>(std::max(row_scales, col_scales) + groups)};
   }
 
+  // Rows [row, …) of a matrix of `rows`, the first of them of group `group`; row: multiple of 128.
+  QBuffer From(std::int64_t row, std::int64_t rows, std::int32_t group) const {
+    return {codes, dequant_scales, row, rows, group};
+  }
   // Row-wise copy of [rows, cols], scales as GEMM operands want them.
   QTensor Row(const QuantizeRule& rule, std::int64_t rows, std::int64_t cols) const {
-    return {.q = codes,
+    const bool per_group = rule.tiling == Tiling::kTensor;
+    return {.q = codes + first_row * cols,
             .format = rule.format,
             .tiling = rule.tiling,
             .rows = rows,
             .cols = cols,
-            .dequant_scale = dequant_scales,
+            .dequant_scale = dequant_scales + (per_group ? first_group : first_row),
             .scale_row_stride = 1,
-            .scale_tile_stride = RoundUp(rows, 4)};
+            .scale_tile_stride = RoundUp(total_rows == 0 ? rows : total_rows, 4)};
   }
   // Column-wise copy of [rows, cols]: payload [cols, rows padded to 128].
   QTensor Col(const QuantizeRule& rule, std::int64_t rows, std::int64_t cols) const {
-    return Row(rule, cols, RoundUp(rows, kTile));
+    const std::int64_t tile = rule.tiling == Tiling::kRow32 ? kMxBlock : kTile;
+    const std::int64_t tile_stride = RoundUp(cols, 4);
+    const bool per_group = rule.tiling == Tiling::kTensor;
+    return {.q = codes + first_row,
+            .format = rule.format,
+            .tiling = rule.tiling,
+            .rows = cols,
+            .cols = RoundUp(rows, kTile),
+            .ld = RoundUp(total_rows == 0 ? rows : total_rows, kTile),
+            .dequant_scale =
+                dequant_scales + (per_group ? first_group : first_row / tile * tile_stride),
+            .scale_row_stride = 1,
+            .scale_tile_stride = tile_stride};
   }
 };
 
@@ -93,8 +113,8 @@ struct LayerContext {
     return is_held ? ResolvedRecipe{planned, &kHeld, "retry after a non-finite value"}
                    : ResolvedRecipe{planned, planned, ""};
   }
-  StatSlot* Slots(const OpSite& site, Tensor tensor) const {
-    return record ? states->slots(states->Index(site, tensor)) : nullptr;
+  StatSlot* Slots(const OpSite& site, Tensor tensor, std::int32_t first_group = 0) const {
+    return record ? states->slots(states->Index(site, tensor) + first_group) : nullptr;
   }
   const void* WeightData(const WeightRef& w) const {
     return act == DType::kF32 ? static_cast<const void*>(w.master) : w.copy;

@@ -16,7 +16,7 @@ Operand SwigluForward(const LayerContext& ctx, const SwigluCast& r) {
   if (!CastsDirectly(r.recipe)) {
     args.act = r.act;
     ctx.ops().swiglu_forward(ctx.device(), args);
-    MeasureShadows(ctx, r.site, Tensor::kInput, r.act, r.ffn, r.groups);
+    MeasureShadows(ctx, r.site, Tensor::kInput, r.act, r.ffn, r.groups, r.first_group);
     return r.recipe.is_fp8() ? Cast(ctx, {.site = r.site,
                                           .tensor = Tensor::kInput,
                                           .recipe = r.recipe,
@@ -24,7 +24,8 @@ Operand SwigluForward(const LayerContext& ctx, const SwigluCast& r) {
                                           .cols = r.ffn,
                                           .groups = r.groups,
                                           .row = r.row,
-                                          .col = r.col})
+                                          .col = r.col,
+                                          .first_group = r.first_group})
                              : Operand{.high = r.act};
   }
   Operand operand;
@@ -35,7 +36,7 @@ Operand SwigluForward(const LayerContext& ctx, const SwigluCast& r) {
   }
   args.quant = operand.row;
   args.quant_col = operand.col;
-  args.stats = ctx.Slots(r.site, Tensor::kInput);
+  args.stats = ctx.Slots(r.site, Tensor::kInput, r.first_group);
   ctx.ops().swiglu_forward(ctx.device(), args);
   if (ctx.record && ctx.energies) {
     // The cast read FP32 values that exist nowhere; the act-dtype result stands in for them. Its
@@ -45,7 +46,7 @@ Operand SwigluForward(const LayerContext& ctx, const SwigluCast& r) {
     args.act = r.act;
     ctx.ops().swiglu_forward(ctx.device(), args);
     MeasureEnergy(ctx, r.site, Tensor::kInput, r.act, r.ffn, r.groups, operand.row, false);
-    MeasureShadows(ctx, r.site, Tensor::kInput, r.act, r.ffn, r.groups);
+    MeasureShadows(ctx, r.site, Tensor::kInput, r.act, r.ffn, r.groups, r.first_group);
   }
   return operand;
 }

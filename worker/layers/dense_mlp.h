@@ -51,10 +51,11 @@ struct SwigluCast {
   const Recipe& recipe;  // fc2's
   RowGroups groups;
   std::int64_t ffn;
-  const void* gate_up;  // [P, 2F]
-  const float* weight;  // [P] or null
-  void* act;            // [P, F] act dtype: written when a high-precision form is needed
-  QBuffer row, col;     // col null: not wanted (casting-free recipes transpose later)
+  const void* gate_up;           // [P, 2F]
+  const float* weight;           // [P] or null
+  void* act;                     // [P, F] act dtype: written when a high-precision form is needed
+  QBuffer row, col;              // col null: not wanted (casting-free recipes transpose later)
+  std::int32_t first_group = 0;  // of the site, when groups are some of its groups
 };
 Operand SwigluForward(const LayerContext& ctx, const SwigluCast& request);
 

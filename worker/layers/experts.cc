@@ -116,24 +116,39 @@ void Experts::Dequantize(const LayerContext& ctx, const QTensor& q, const RowGro
 }
 
 void Experts::Forward(const LayerContext& ctx, const ExpertsScratch& scratch, const Payload& x,
-                      const RowGroups& groups, ExpertsSaved& saved, bool activations_only) const {
+                      const RoundPart& part, ExpertsSaved& saved, bool activations_only) const {
   const Recipe& dispatch = RecipeOf(ctx, Op::kDispatch);
   const Recipe& recipe1 = RecipeOf(ctx, Op::kFc1);
   const Recipe& recipe2 = RecipeOf(ctx, Op::kFc2);
   const Form form1 = InputForm(dispatch, recipe1);
+  const RowGroups& groups = part.groups;
+  // The part's rows of what holds the whole round.
+  const auto rows_of = [&](void* base, std::int64_t cols) -> void* {
+    return static_cast<std::uint8_t*>(base) + part.first_row * cols * ctx.act_bytes();
+  };
+  const auto copy_of = [&](const QBuffer& buffer) {
+    return buffer.From(part.first_row, part.total_rows, part.first_group);
+  };
+  QTensor arrived = x.quant;
+  if (arrived.present()) {
+    arrived.q += part.first_row * arrived.stride();
+    arrived.rows = groups.padded_rows;
+    arrived.dequant_scale += part.first_row * arrived.scale_row_stride;
+  }
+  void* const gate_up = rows_of(saved.gate_up, 2 * shape_.ffn);
 
   Operand input;
   if (SameRowForm(dispatch, recipe1, Tensor::kInput)) {
-    input.row = x.quant;
+    input.row = arrived;
   } else {
-    input.high = x.high;
+    input.high = dispatch.is_fp8() ? nullptr : rows_of(x.high, shape_.hidden);
     if (dispatch.is_fp8()) {
-      void* high = form1 == Form::kHigh ? saved.x.data : scratch.high;
-      Dequantize(ctx, x.quant, groups, high);
+      void* high = rows_of(form1 == Form::kHigh ? saved.x.data : scratch.high, shape_.hidden);
+      Dequantize(ctx, arrived, groups, high);
       input.high = high;
     }
-    MeasureShadows(ctx, {shape_.layer, Op::kFc1}, Tensor::kInput, input.high, shape_.hidden,
-                   groups);
+    MeasureShadows(ctx, {shape_.layer, Op::kFc1}, Tensor::kInput, input.high, shape_.hidden, groups,
+                   part.first_group);
     if (recipe1.is_fp8()) {
       input = Cast(ctx, {.site = {shape_.layer, Op::kFc1},
                          .tensor = Tensor::kInput,
@@ -141,25 +156,27 @@ void Experts::Forward(const LayerContext& ctx, const ExpertsScratch& scratch, co
                          .x = input.high,
                          .cols = shape_.hidden,
                          .groups = groups,
-                         .row = form1 == Form::kRow ? saved.x.codes() : scratch.row,
-                         .col = form1 == Form::kCol ? saved.x.codes() : QBuffer{}});
+                         .row = copy_of(form1 == Form::kRow ? saved.x.codes() : scratch.row),
+                         .col = form1 == Form::kCol ? copy_of(saved.x.codes()) : QBuffer{},
+                         .first_group = part.first_group});
     }
   }
-  fc1_.Fprop(ctx, input, groups, saved.gate_up);
+  fc1_.Fprop(ctx, input, groups, gate_up, part.first_group);
 
   const Form form2 = ActForm(recipe2);
-  const Operand act =
-      SwigluForward(ctx, {.site = {shape_.layer, Op::kFc2},
-                          .recipe = recipe2,
-                          .groups = groups,
-                          .ffn = shape_.ffn,
-                          .gate_up = saved.gate_up,
-                          .weight = saved.weight,
-                          .act = form2 == Form::kHigh ? saved.act.data : scratch.act,
-                          .row = form2 == Form::kRow ? saved.act.codes() : scratch.row,
-                          .col = form2 == Form::kCol ? saved.act.codes() : QBuffer{}});
+  const Operand act = SwigluForward(
+      ctx, {.site = {shape_.layer, Op::kFc2},
+            .recipe = recipe2,
+            .groups = groups,
+            .ffn = shape_.ffn,
+            .gate_up = gate_up,
+            .weight = saved.weight + part.first_row,
+            .act = rows_of(form2 == Form::kHigh ? saved.act.data : scratch.act, shape_.ffn),
+            .row = copy_of(form2 == Form::kRow ? saved.act.codes() : scratch.row),
+            .col = form2 == Form::kCol ? copy_of(saved.act.codes()) : QBuffer{},
+            .first_group = part.first_group});
   if (!activations_only) {
-    fc2_.Fprop(ctx, act, groups, scratch.rows);
+    fc2_.Fprop(ctx, act, groups, rows_of(scratch.rows, shape_.hidden), part.first_group);
   }
 }
 
@@ -198,12 +215,34 @@ Operand Experts::FromRows(const LayerContext& ctx, const RowGroups& groups,
   return operand;
 }
 
-void Experts::Backward(const LayerContext& ctx, const ExpertsScratch& scratch, const Payload& dy,
-                       const RowGroups& groups, const ExpertsSaved& saved) const {
+Experts::Gradients Experts::PrepareBackward(const LayerContext& ctx, const ExpertsScratch& scratch,
+                                            const RowGroups& groups,
+                                            const ExpertsSaved& saved) const {
+  const Recipe& recipe = RecipeOf(ctx, Op::kFc2);
+  const QuantizeRule rule = ActivationRule(recipe, Tensor::kInput);
+  Gradients gradients{.groups = groups, .act = {.high = saved.act.data}};
+  if (ActForm(recipe) == Form::kRow) {
+    gradients.act = FromRows(ctx, groups,
+                             {.op = Op::kFc2,
+                              .tensor = Tensor::kInput,
+                              .recipe = recipe,
+                              .row = saved.act.codes().Row(rule, groups.padded_rows, shape_.ffn),
+                              .cols = shape_.ffn,
+                              .high = scratch.act,
+                              .col = scratch.col_b});
+  } else if (ActForm(recipe) == Form::kCol) {
+    gradients.act.col = saved.act.codes().Col(rule, groups.padded_rows, shape_.ffn);
+  }
+  return gradients;
+}
+
+void Experts::BackwardToInput(const LayerContext& ctx, const ExpertsScratch& scratch,
+                              const Payload& dy, const ExpertsSaved& saved,
+                              Gradients* gradients) const {
   const Recipe& dispatch = RecipeOf(ctx, Op::kDispatch);
   const Recipe& recipe1 = RecipeOf(ctx, Op::kFc1);
   const Recipe& recipe2 = RecipeOf(ctx, Op::kFc2);
-  const std::int64_t rows = groups.padded_rows;
+  const RowGroups& groups = gradients->groups;
 
   // fc2: dY is what arrived, or cast from it.
   Operand gradient{.high = dy.high, .row = dy.quant};
@@ -241,62 +280,53 @@ void Experts::Backward(const LayerContext& ctx, const ExpertsScratch& scratch, c
                          .high = scratch.high,
                          .col = scratch.col_a});
   }
-  const QuantizeRule act_rule = ActivationRule(recipe2, Tensor::kInput);
-  Operand act{.high = saved.act.data};
-  if (ActForm(recipe2) == Form::kRow) {
-    act = FromRows(ctx, groups,
-                   {.op = Op::kFc2,
-                    .tensor = Tensor::kInput,
-                    .recipe = recipe2,
-                    .row = saved.act.codes().Row(act_rule, rows, shape_.ffn),
-                    .cols = shape_.ffn,
-                    .high = scratch.act,
-                    .col = scratch.col_b});
-  } else if (ActForm(recipe2) == Form::kCol) {
-    act.col = saved.act.codes().Col(act_rule, rows, shape_.ffn);
-  }
-  fc2_.Wgrad(ctx, gradient, act, groups);
+  fc2_.Wgrad(ctx, gradient, gradients->act, groups);
 
   // SwiGLU, then fc1.
   const bool col1 = WgradIsFp8(recipe1) && !IsCastingFree(recipe1);
-  Operand d_gate_up = SwigluBackward(ctx, {.site = {shape_.layer, Op::kFc1},
-                                           .recipe = recipe1,
-                                           .groups = groups,
-                                           .ffn = shape_.ffn,
-                                           .gate_up = saved.gate_up,
-                                           .d_act = scratch.d_act,
-                                           .weight = saved.weight,
-                                           .dweight = scratch.d_weight,
-                                           .d_gate_up = scratch.d_gate_up,
-                                           .row = scratch.row,
-                                           .col = col1 ? scratch.col_a : QBuffer{}});
-  fc1_.Dgrad(ctx, d_gate_up, groups, scratch.rows);
-  if (WgradIsFp8(recipe1) && !d_gate_up.col.present()) {
-    d_gate_up = FromRows(ctx, groups,
-                         {.op = Op::kFc1,
-                          .tensor = Tensor::kGrad,
-                          .recipe = recipe1,
-                          .row = d_gate_up.row,
-                          .cols = 2 * shape_.ffn,
-                          .high = scratch.d_gate_up,
-                          .col = scratch.col_a});
+  gradients->d_gate_up = SwigluBackward(ctx, {.site = {shape_.layer, Op::kFc1},
+                                              .recipe = recipe1,
+                                              .groups = groups,
+                                              .ffn = shape_.ffn,
+                                              .gate_up = saved.gate_up,
+                                              .d_act = scratch.d_act,
+                                              .weight = saved.weight,
+                                              .dweight = scratch.d_weight,
+                                              .d_gate_up = scratch.d_gate_up,
+                                              .row = scratch.row,
+                                              .col = col1 ? scratch.col_a : QBuffer{}});
+  fc1_.Dgrad(ctx, gradients->d_gate_up, groups, scratch.rows);
+}
+
+void Experts::PrepareInputWgrad(const LayerContext& ctx, const ExpertsScratch& scratch,
+                                const ExpertsSaved& saved, Gradients* gradients) const {
+  const Recipe& recipe = RecipeOf(ctx, Op::kFc1);
+  const RowGroups& groups = gradients->groups;
+  if (WgradIsFp8(recipe) && !gradients->d_gate_up.col.present()) {
+    gradients->d_gate_up = FromRows(ctx, groups,
+                                    {.op = Op::kFc1,
+                                     .tensor = Tensor::kGrad,
+                                     .recipe = recipe,
+                                     .row = gradients->d_gate_up.row,
+                                     .cols = 2 * shape_.ffn,
+                                     .high = scratch.d_gate_up,
+                                     .col = scratch.col_a});
   }
-  const Form form1 = InputForm(dispatch, recipe1);
-  const QuantizeRule x_rule = ActivationRule(recipe1, Tensor::kInput);
-  Operand x{.high = saved.x.data};
-  if (form1 == Form::kRow) {
-    x = FromRows(ctx, groups,
-                 {.op = Op::kFc1,
-                  .tensor = Tensor::kInput,
-                  .recipe = recipe1,
-                  .row = saved.x.codes().Row(x_rule, rows, shape_.hidden),
-                  .cols = shape_.hidden,
-                  .high = scratch.high,
-                  .col = scratch.col_b});
-  } else if (form1 == Form::kCol) {
-    x.col = saved.x.codes().Col(x_rule, rows, shape_.hidden);
+  const Form form = InputForm(RecipeOf(ctx, Op::kDispatch), recipe);
+  const QuantizeRule rule = ActivationRule(recipe, Tensor::kInput);
+  gradients->x = {.high = saved.x.data};
+  if (form == Form::kRow) {
+    gradients->x = FromRows(ctx, groups,
+                            {.op = Op::kFc1,
+                             .tensor = Tensor::kInput,
+                             .recipe = recipe,
+                             .row = saved.x.codes().Row(rule, groups.padded_rows, shape_.hidden),
+                             .cols = shape_.hidden,
+                             .high = scratch.high,
+                             .col = scratch.col_b});
+  } else if (form == Form::kCol) {
+    gradients->x.col = saved.x.codes().Col(rule, groups.padded_rows, shape_.hidden);
   }
-  fc1_.Wgrad(ctx, d_gate_up, x, groups);
 }
 
 }  // namespace octavo

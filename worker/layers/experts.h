@@ -63,13 +63,34 @@ class Experts {
   Payload GradTarget(const LayerContext& ctx, const ExpertsScratch& scratch,
                      std::int64_t padded_rows) const;
 
-  // x as InputTarget said, saved.weight filled. Writes scratch.rows unless only the activations for
-  // backward are wanted.
+  // One part of a round: x (of the whole round) as InputTarget said and saved.weight filled for its
+  // rows. Writes the part of scratch.rows unless only the activations for backward are wanted.
   void Forward(const LayerContext& ctx, const ExpertsScratch& scratch, const Payload& x,
-               const RowGroups& groups, ExpertsSaved& saved, bool activations_only) const;
-  // dY as GradTarget said. Writes scratch.rows (dX) and scratch.d_weight; adds weight gradients.
-  void Backward(const LayerContext& ctx, const ExpertsScratch& scratch, const Payload& dy,
-                const RowGroups& groups, const ExpertsSaved& saved) const;
+               const RoundPart& part, ExpertsSaved& saved, bool activations_only) const;
+
+  // Backward in stages, so that what needs no message runs beside one; each is called once, in this
+  // order.
+  struct Gradients {
+    RowGroups groups;
+    Operand act;           // fc2's input, for its wgrad
+    Operand x, d_gate_up;  // fc1's, for its wgrad
+  };
+  // Needs no dY: fc2's input in the form that its wgrad reads.
+  Gradients PrepareBackward(const LayerContext& ctx, const ExpertsScratch& scratch,
+                            const RowGroups& groups, const ExpertsSaved& saved) const;
+  // dY as GradTarget said. Writes scratch.rows (dX) and scratch.d_weight; adds fc2's weight
+  // gradient.
+  void BackwardToInput(const LayerContext& ctx, const ExpertsScratch& scratch, const Payload& dy,
+                       const ExpertsSaved& saved, Gradients* gradients) const;
+  // The forms that fc1's wgrad reads. They stay until the next BackwardToInput, but for
+  // scratch.high and saved.x, which the next dispatch may write.
+  void PrepareInputWgrad(const LayerContext& ctx, const ExpertsScratch& scratch,
+                         const ExpertsSaved& saved, Gradients* gradients) const;
+  // Adds fc1's weight gradient of experts [first, last).
+  void InputWgrad(const LayerContext& ctx, const Gradients& gradients, std::int32_t first,
+                  std::int32_t last) const {
+    fc1_.WgradOf(ctx, gradients.d_gate_up, gradients.x, gradients.groups, first, last);
+  }
 
  private:
   enum class Form : std::uint8_t { kHigh, kRow, kCol };

@@ -23,6 +23,21 @@ GemmOperand High(const LayerContext& ctx, const void* data, bool k_contiguous) {
   return {.data = data, .dtype = ctx.act, .k_contiguous = k_contiguous};
 }
 
+// The weights of `count` groups from `first` on; w is [groups, rows, cols].
+GemmOperand SomeGroups(GemmOperand w, std::int64_t first, std::int64_t count, std::int64_t rows,
+                       std::int64_t cols) {
+  if (!w.quant.present()) {
+    w.data = static_cast<const std::uint8_t*>(w.data) + first * rows * cols * DTypeBytes(w.dtype);
+    return w;
+  }
+  QTensor& q = w.quant;
+  const std::int64_t scale_rows = q.tiling == Tiling::kBlock128 ? rows / kTile : rows;
+  q.q += first * rows * q.stride();
+  q.rows = count * rows;
+  q.dequant_scale += first * (q.tiling == Tiling::kTensor ? 1 : scale_rows * q.scale_row_stride);
+  return w;
+}
+
 }  // namespace
 
 Product::Product(const ProductShape& shape, WeightCache& cache)
@@ -56,12 +71,12 @@ GemmOperand Product::Weight(const LayerContext& ctx, const Recipe& recipe, GemmP
   return {.quant = pass == GemmPass::kFprop ? copies.row : copies.col};
 }
 
-void Product::Fprop(const LayerContext& ctx, const Operand& x, const RowGroups& groups,
-                    void* y) const {
+void Product::Fprop(const LayerContext& ctx, const Operand& x, const RowGroups& groups, void* y,
+                    std::int32_t first_group) const {
   const SiteRange range(ctx, shape_.site);
   const Recipe& recipe = *ctx.Resolve(shape_.site).executed;
   Count(ctx, GemmPass::kFprop, groups);
-  if (ctx.record && ctx.energies && ctx.shadows != nullptr) {
+  if (ctx.record && ctx.energies && ctx.shadows != nullptr && first_group == 0) {
     for (const ShadowStates::Entry& entry : ctx.shadows->Find(shape_.site, Tensor::kWeight)) {
       ctx.weights->Measure(cache_handle_, entry.cast, entry.slots, entry.energy);
     }
@@ -70,14 +85,15 @@ void Product::Fprop(const LayerContext& ctx, const Operand& x, const RowGroups& 
   const GemmOperand b = Weight(ctx, recipe, GemmPass::kFprop);
   const Accumulate mode = AccumulateOf(recipe, GemmPass::kFprop);
   if (shape_.grouped) {
-    ctx.ops().grouped_gemm(ctx.device(), {.groups = groups,
-                                          .n = shape_.n,
-                                          .k = shape_.k,
-                                          .a = a,
-                                          .b = b,
-                                          .c = y,
-                                          .c_dtype = ctx.act,
-                                          .mode = mode});
+    ctx.ops().grouped_gemm(ctx.device(),
+                           {.groups = groups,
+                            .n = shape_.n,
+                            .k = shape_.k,
+                            .a = a,
+                            .b = SomeGroups(b, first_group, groups.count, shape_.n, shape_.k),
+                            .c = y,
+                            .c_dtype = ctx.act,
+                            .mode = mode});
   } else {
     ctx.ops().gemm(ctx.device(), {.m = groups.padded_rows,
                                   .n = shape_.n,
@@ -125,22 +141,34 @@ void Product::Dgrad(const LayerContext& ctx, const Operand& dy, const RowGroups&
   }
 }
 
-void Product::Wgrad(const LayerContext& ctx, const Operand& dy, const Operand& x,
-                    const RowGroups& groups) const {
+void Product::WgradOf(const LayerContext& ctx, const Operand& dy, const Operand& x,
+                      const RowGroups& groups, std::int32_t first, std::int32_t last) const {
   const SiteRange range(ctx, shape_.site);
   const Recipe& recipe = *ctx.Resolve(shape_.site).executed;
-  Count(ctx, GemmPass::kWgrad, groups);
+  // Some groups: the same operands with another first group; rows keep their places.
+  RowGroups some = groups;
+  some.count = last - first;
+  some.begin += first;
+  some.rows += first;
+  some.host_begin += first;
+  some.host_rows += first;
+  Count(ctx, GemmPass::kWgrad, some);
   const bool fp8 = WgradIsFp8(recipe);
-  const GemmOperand a = fp8 ? GemmOperand{.quant = dy.col} : High(ctx, dy.high, false);
-  const GemmOperand b = fp8 ? GemmOperand{.quant = x.col} : High(ctx, x.high, false);
+  GemmOperand a = fp8 ? GemmOperand{.quant = dy.col} : High(ctx, dy.high, false);
+  GemmOperand b = fp8 ? GemmOperand{.quant = x.col} : High(ctx, x.high, false);
+  for (GemmOperand* operand : {&a, &b}) {
+    if (operand->quant.present() && operand->quant.tiling == Tiling::kTensor) {
+      operand->quant.dequant_scale += first;
+    }
+  }
   const Accumulate mode = AccumulateOf(recipe, GemmPass::kWgrad);
   if (shape_.grouped) {
-    ctx.ops().grouped_wgrad(ctx.device(), {.groups = groups,
+    ctx.ops().grouped_wgrad(ctx.device(), {.groups = some,
                                            .m = shape_.n,
                                            .n = shape_.k,
                                            .a = a,
                                            .b = b,
-                                           .c = shape_.weight.grad,
+                                           .c = shape_.weight.grad + first * shape_.n * shape_.k,
                                            .accumulate = true,
                                            .mode = mode});
   } else {
@@ -173,7 +201,7 @@ void MeasureEnergy(const LayerContext& ctx, const OpSite& site, Tensor tensor, c
 }
 
 void MeasureShadows(const LayerContext& ctx, const OpSite& site, Tensor tensor, const void* x,
-                    std::int64_t cols, const RowGroups& groups) {
+                    std::int64_t cols, const RowGroups& groups, std::int32_t first_group) {
   if (!ctx.record || !ctx.energies || ctx.shadows == nullptr) {
     return;
   }
@@ -187,10 +215,10 @@ void MeasureShadows(const LayerContext& ctx, const OpSite& site, Tensor tensor, 
                   .x_dtype = ctx.act,
                   .cols = cols,
                   .groups = groups,
-                  .state_index = ctx.states->Index(site, tensor),
+                  .state_index = ctx.states->Index(site, tensor) + first_group,
                   .row = row,
                   .col = {},
-                  .stats = entry.slots});
+                  .stats = entry.slots + first_group});
     ctx.ops().sqnr(ctx.device(), {.x = x,
                                   .x_dtype = ctx.act,
                                   .cols = cols,
@@ -203,7 +231,7 @@ void MeasureShadows(const LayerContext& ctx, const OpSite& site, Tensor tensor, 
                                  {.src = row,
                                   .groups = groups,
                                   .dst = ctx.shadow_col.Col(rule, groups.padded_rows, cols),
-                                  .stats = entry.slots});
+                                  .stats = entry.slots + first_group});
     }
   }
 }
@@ -226,10 +254,10 @@ Operand Cast(const LayerContext& ctx, const CastRequest& r) {
                 .x_dtype = ctx.act,
                 .cols = r.cols,
                 .groups = r.groups,
-                .state_index = ctx.states->Index(r.site, r.tensor),
+                .state_index = ctx.states->Index(r.site, r.tensor) + r.first_group,
                 .row = operand.row,
                 .col = operand.col,
-                .stats = ctx.Slots(r.site, r.tensor)});
+                .stats = ctx.Slots(r.site, r.tensor, r.first_group)});
   MeasureEnergy(ctx, r.site, r.tensor, r.x, r.cols, r.groups,
                 operand.row.present() ? operand.row : operand.col, !operand.row.present());
   return operand;

@@ -35,13 +35,20 @@ class Product {
   // Registers the weight in the cache; during creation only.
   Product(const ProductShape& shape, WeightCache& cache);
 
-  // y [P, n] act dtype. groups: real rows of x; a dense product has one group.
-  void Fprop(const LayerContext& ctx, const Operand& x, const RowGroups& groups, void* y) const;
+  // y [P, n] act dtype. groups: real rows of x; a dense product has one group. They may be some of
+  // the weight's, from first_group on.
+  void Fprop(const LayerContext& ctx, const Operand& x, const RowGroups& groups, void* y,
+             std::int32_t first_group = 0) const;
   // dx [P, k] act dtype.
   void Dgrad(const LayerContext& ctx, const Operand& dy, const RowGroups& groups, void* dx) const;
   // weight.grad += dyᵀ·x.
   void Wgrad(const LayerContext& ctx, const Operand& dy, const Operand& x,
-             const RowGroups& groups) const;
+             const RowGroups& groups) const {
+    WgradOf(ctx, dy, x, groups, 0, groups.count);
+  }
+  // Of groups [first, last) of a grouped product alone.
+  void WgradOf(const LayerContext& ctx, const Operand& dy, const Operand& x,
+               const RowGroups& groups, std::int32_t first, std::int32_t last) const;
 
   const ProductShape& shape() const { return shape_; }
 
@@ -63,6 +70,7 @@ struct CastRequest {
   std::int64_t cols;
   RowGroups groups;
   QBuffer row, col;
+  std::int32_t first_group = 0;  // of the site, when groups are some of its groups
 };
 Operand Cast(const LayerContext& ctx, const CastRequest& request);
 
@@ -73,7 +81,7 @@ void MeasureEnergy(const LayerContext& ctx, const OpSite& site, Tensor tensor, c
 // Casts x by the recipes that the plan wants measured beside this site's own, for their numbers. In
 // passes that sample energies only.
 void MeasureShadows(const LayerContext& ctx, const OpSite& site, Tensor tensor, const void* x,
-                    std::int64_t cols, const RowGroups& groups);
+                    std::int64_t cols, const RowGroups& groups, std::int32_t first_group = 0);
 
 // Scratch of dense products, shared by all of them.
 struct LinearScratch {

@@ -44,18 +44,31 @@ Payload Moe::CastPayload(const LayerContext& ctx, const MoeDispatch& dispatch, T
   return payload;
 }
 
-absl::Status Moe::DispatchInput(const LayerContext& ctx, const MoeScratch& scratch,
-                                MoeDispatch& dispatch, const Payload& source, MoeRouting& routing,
-                                MoeSaved& saved, std::int32_t round, bool activations_only) const {
-  dispatch.SetRound(ctx, routing.counts, round, routing.rounds);
+absl::Status Moe::RunExperts(const LayerContext& ctx, const MoeScratch& scratch,
+                             MoeDispatch& dispatch, const MoeRouting& routing, MoeSaved& saved,
+                             std::int32_t round, std::int32_t parts, bool activations_only) const {
+  dispatch.SetRound(ctx, routing.counts, round, parts);
   const Payload x =
       experts_.InputTarget(ctx, scratch.experts, saved.experts, dispatch.groups().padded_rows);
-  RETURN_IF_ERROR(dispatch.Send(ctx, {.source = source,
-                                      .dest_row = routing.router.dest_row,
-                                      .weight = routing.router.topk_weight,
-                                      .target = x,
-                                      .target_weight = saved.experts.weight}));
-  experts_.Forward(ctx, scratch.experts, x, dispatch.groups(), saved.experts, activations_only);
+  // On the communication lane: send 0, send 1, return 0, send 2, return 1, …; products of part p
+  // run beside return p − 1 and send p + 1. Each Join is placed so that it waits for no message
+  // that was started for later.
+  RETURN_IF_ERROR(dispatch.StartSend(0));
+  dispatch.Join();
+  for (std::int32_t part = 0; part < parts; ++part) {
+    if (part + 1 < parts) {
+      RETURN_IF_ERROR(dispatch.StartSend(part + 1));
+    }
+    dispatch.FinishSend(ctx, part, x, saved.experts.weight);
+    experts_.Forward(ctx, scratch.experts, x, dispatch.Part(part), saved.experts, activations_only);
+    if (activations_only) {
+      dispatch.Join();
+      continue;
+    }
+    dispatch.PackReturn(ctx, part, scratch.experts.rows, nullptr);
+    dispatch.Join();
+    RETURN_IF_ERROR(dispatch.StartReturn(part));
+  }
   return absl::OkStatus();
 }
 
@@ -63,24 +76,30 @@ absl::Status Moe::Forward(const LayerContext& ctx, const MoeScratch& scratch, Mo
                           Exchange& world, const void* x, MoeRouting& routing, MoeSaved& saved,
                           void* y, MoeReport* report) const {
   router_.Forward(ctx, scratch.router, x, routing.router);
+  RETURN_IF_ERROR(dispatch.StartCounts(scratch.router.counts));
   const Payload source = CastPayload(ctx, dispatch, Tensor::kInput, x, scratch.wire_x);
+  dispatch.Pack(ctx, {.source = source,
+                      .dest_row = routing.router.dest_row,
+                      .weight = routing.router.topk_weight});
   if (shared_ != nullptr) {
     shared_->Forward(ctx, scratch.shared, x, saved.shared, scratch.shared_rows);
   }
   // The one wait of a layer: the host needs the counts to size messages and groups.
-  ctx.ops().synchronize(ctx.device());
-  RETURN_IF_ERROR(
-      router_.Losses(ctx, scratch.router, world, report->history, routing.router, &report->losses));
-  RETURN_IF_ERROR(dispatch.GatherCounts(scratch.router.host_counts, &routing.counts));
+  RETURN_IF_ERROR(dispatch.FinishCounts(&routing.counts));
+  const auto experts = static_cast<std::size_t>(shape_.router.config.experts);
+  const std::int64_t* own =
+      routing.counts.data() + static_cast<std::size_t>(dispatch.rank()) * experts;
+  RETURN_IF_ERROR(router_.Losses(ctx, scratch.router, world, own, report->history, routing.router,
+                                 &report->losses));
   routing.rounds = dispatch.Rounds(routing.counts);
-  for (std::int32_t e = 0; report->step_counts != nullptr && e < shape_.router.config.experts;
-       ++e) {
-    report->step_counts[e] += scratch.router.host_counts[e];
+  for (std::size_t i = 0; report->step_counts != nullptr && i < routing.counts.size(); ++i) {
+    report->step_counts[i % experts] += routing.counts[i];
   }
 
   for (std::int32_t round = 0; round < routing.rounds; ++round) {
-    RETURN_IF_ERROR(DispatchInput(ctx, scratch, dispatch, source, routing, saved, round, false));
-    RETURN_IF_ERROR(dispatch.Return(ctx, scratch.experts.rows, nullptr));
+    RETURN_IF_ERROR(RunExperts(ctx, scratch, dispatch, routing, saved, round, shape_.parts,
+                               /*activations_only=*/false));
+    dispatch.Join();
   }
   if (shared_ == nullptr) {
     dispatch.Combine(ctx, {.dest_row = routing.router.dest_row, .y = y, .y_dtype = ctx.act});
@@ -114,12 +133,17 @@ absl::Status Moe::Recompute(const LayerContext& ctx, const MoeScratch& scratch,
     return absl::OkStatus();  // backward does it round by round
   }
   const Payload source = CastPayload(ctx, dispatch, Tensor::kInput, x, scratch.wire_x);
-  return DispatchInput(ctx, scratch, dispatch, source, routing, saved, 0, true);
+  dispatch.Pack(ctx, {.source = source,
+                      .dest_row = routing.router.dest_row,
+                      .weight = routing.router.topk_weight});
+  return RunExperts(ctx, scratch, dispatch, routing, saved, 0, shape_.parts,
+                    /*activations_only=*/true);
 }
 
 absl::Status Moe::Backward(const LayerContext& ctx, const MoeScratch& scratch,
                            MoeDispatch& dispatch, const void* x, const void* dy,
-                           MoeRouting& routing, MoeSaved& saved, void* dx) const {
+                           MoeRouting& routing, MoeSaved& saved, void* dx, LateWgrad* late,
+                           const std::function<absl::Status()>& beside) const {
   LayerContext again = ctx;  // what forward counted already
   again.record = again.energies = false;
   const bool rounds = routing.rounds > 1;
@@ -127,23 +151,49 @@ absl::Status Moe::Backward(const LayerContext& ctx, const MoeScratch& scratch,
   Payload x_source;
   if (rounds) {
     x_source = CastPayload(again, dispatch, Tensor::kInput, x, scratch.wire_x);
+    late->Run();  // its operands go when x arrives again
   }
   for (std::int32_t round = 0; round < routing.rounds; ++round) {
     if (rounds) {
-      RETURN_IF_ERROR(
-          DispatchInput(again, scratch, dispatch, x_source, routing, saved, round, true));
+      dispatch.Pack(ctx, {.source = x_source,
+                          .dest_row = routing.router.dest_row,
+                          .weight = routing.router.topk_weight});
+      RETURN_IF_ERROR(RunExperts(again, scratch, dispatch, routing, saved, round, 1,
+                                 /*activations_only=*/true));
     } else {
       dispatch.SetRound(ctx, routing.counts, 0, 1);
     }
-    const Payload gradient =
+    dispatch.Pack(ctx,
+                  {.source = dy_source, .dest_row = routing.router.dest_row, .weight = nullptr});
+    RETURN_IF_ERROR(dispatch.StartSend(0));
+    // dY travels.
+    late->Run();
+    Experts::Gradients gradients =
+        experts_.PrepareBackward(ctx, scratch.experts, dispatch.groups(), saved.experts);
+    if (shared_ != nullptr && round == 0) {
+      shared_->Backward(ctx, scratch.shared, saved.shared, dy, scratch.shared_rows);
+    }
+    dispatch.Join();
+    if (round == 0) {
+      RETURN_IF_ERROR(beside());
+    }
+    const Payload arrived =
         experts_.GradTarget(ctx, scratch.experts, dispatch.groups().padded_rows);
-    RETURN_IF_ERROR(dispatch.Send(ctx, {.source = dy_source,
-                                        .dest_row = routing.router.dest_row,
-                                        .weight = nullptr,
-                                        .target = gradient,
-                                        .target_weight = nullptr}));
-    experts_.Backward(ctx, scratch.experts, gradient, dispatch.groups(), saved.experts);
-    RETURN_IF_ERROR(dispatch.Return(ctx, scratch.experts.rows, scratch.experts.d_weight));
+    dispatch.FinishSend(ctx, 0, arrived, nullptr);
+    experts_.BackwardToInput(ctx, scratch.experts, arrived, saved.experts, &gradients);
+    dispatch.PackReturn(ctx, 0, scratch.experts.rows, scratch.experts.d_weight);
+    RETURN_IF_ERROR(dispatch.StartReturn(0));
+    // dX travels.
+    experts_.PrepareInputWgrad(ctx, scratch.experts, saved.experts, &gradients);
+    const std::int32_t count = gradients.groups.count;
+    const bool leave = dispatch.ranks() > 1 && !rounds;
+    const std::int32_t now = leave ? count - count / 2 : count;
+    experts_.InputWgrad(ctx, gradients, 0, now);
+    if (leave) {
+      late->Leave(
+          [this, &ctx, gradients, now, count] { experts_.InputWgrad(ctx, gradients, now, count); });
+    }
+    dispatch.Join();
   }
   // Routed, router and shared gradients add up in FP32 and are rounded once.
   dispatch.Combine(ctx, {.dest_row = routing.router.dest_row,
@@ -153,7 +203,6 @@ absl::Status Moe::Backward(const LayerContext& ctx, const MoeScratch& scratch,
   router_.Backward(ctx, scratch.router, routing.router, x, scratch.d_topk_weight, scratch.sum);
   const std::int64_t n = shape_.router.tokens * shape_.router.hidden;
   if (shared_ != nullptr) {
-    shared_->Backward(ctx, scratch.shared, saved.shared, dy, scratch.shared_rows);
     ctx.ops().axpby(ctx.device(), {.x = scratch.shared_rows,
                                    .x_dtype = ctx.act,
                                    .a = 1.0f,

@@ -15,6 +15,12 @@ std::int64_t TileOf(Tiling tiling) { return tiling == Tiling::kRow32 ? kMxBlock 
 
 }  // namespace
 
+std::size_t MoeDispatch::SlotBytes() const {
+  const auto local = static_cast<std::size_t>(local_experts());
+  const auto ranks = static_cast<std::size_t>(exchange_->size());
+  return 3 * local * sizeof(std::int64_t) + (ranks > 1 ? ranks * local * sizeof(RowSegment) : 0);
+}
+
 MoeDispatch::MoeDispatch(const Backend& backend, const DispatchShape& shape, Exchange* exchange,
                          DType act, bool mx, Arena& communication, Arena& pinned)
     : backend_(backend), shape_(shape), exchange_(exchange) {
@@ -24,27 +30,30 @@ MoeDispatch::MoeDispatch(const Backend& backend, const DispatchShape& shape, Exc
   record_bytes_max_ = RoundUp(
       std::max(shape.hidden * DTypeBytes(act), shape.hidden + CeilDiv(shape.hidden, tile) * 4) + 4,
       kRecordAlign);
-  group_begin_ = communication.Take<std::int64_t>(local);
-  group_rows_ = communication.Take<std::int64_t>(local);
-  ring_stride_ =
-      RoundUp(local * 16 + ranks * local * static_cast<std::int64_t>(sizeof(RowSegment)), 64);
-  ring_ = pinned.Take<std::uint8_t>(kRing * ring_stride_);
+  // A backward pass of one-round layers, which waits nowhere, fits twice.
+  slots_ = 2 * shape.layers + 8;
+  slot_stride_ = RoundUp(static_cast<std::int64_t>(SlotBytes()), 64);
+  host_slots_ = pinned.Take<std::uint8_t>(slots_ * slot_stride_);
+  device_slots_ = communication.Take<std::uint8_t>(slots_ * slot_stride_);
+  host_matrix_ = pinned.Take<std::int64_t>(ranks * shape.experts);
   if (ranks > 1) {
-    segments_ = communication.Take<RowSegment>(ranks * local);
     to_padded_ = communication.Take<std::int32_t>(shape.capacity);
     from_padded_ = communication.Take<std::int32_t>(padded_capacity_);
     pack_ = communication.Take<std::uint8_t>(shape.choices() * record_bytes_max_);
-    round_ = communication.Take<std::uint8_t>(shape.choices() * record_bytes_max_);
     receive_ = communication.Take<std::uint8_t>(shape.capacity * record_bytes_max_);
     returned_ = communication.Take<std::uint8_t>(shape.choices() * record_bytes_max_);
   }
 }
 
-absl::Status MoeDispatch::GatherCounts(const std::int64_t* counts,
-                                       std::vector<std::int64_t>* matrix) {
-  matrix->resize(static_cast<std::size_t>(exchange_->size()) *
-                 static_cast<std::size_t>(shape_.experts));
-  return exchange_->AllGatherHost(counts, shape_.experts, matrix->data());
+absl::Status MoeDispatch::StartCounts(const std::int64_t* counts) {
+  return exchange_->StartGather(counts, shape_.experts, host_matrix_);
+}
+
+absl::Status MoeDispatch::FinishCounts(std::vector<std::int64_t>* matrix) {
+  RETURN_IF_ERROR(exchange_->FinishGather());
+  unread_ = 0;  // what was written before lay before the counts on the compute lane
+  matrix->assign(host_matrix_, host_matrix_ + exchange_->size() * shape_.experts);
+  return absl::OkStatus();
 }
 
 std::int32_t MoeDispatch::Rounds(std::span<const std::int64_t> matrix) const {
@@ -56,57 +65,85 @@ std::int32_t MoeDispatch::Rounds(std::span<const std::int64_t> matrix) const {
 }
 
 void MoeDispatch::SetRound(const LayerContext& ctx, std::span<const std::int64_t> matrix,
-                           std::int32_t round, std::int32_t rounds) {
-  rounds_ = rounds;
+                           std::int32_t round, std::int32_t parts) {
+  OCTAVO_CHECK(parts == 1 || exchange_->size() > 1, "%d parts on one rank", parts);
   PlanRound({.counts = matrix,
              .ranks = exchange_->size(),
              .experts = shape_.experts,
              .rank = exchange_->rank(),
-             .capacity = shape_.capacity},
+             .capacity = shape_.capacity,
+             .parts = parts},
             round, &plan_);
   OCTAVO_CHECK(plan_.padded_rows <= padded_capacity_ && plan_.receive_total <= shape_.capacity,
                "%lld rows padded to %lld; room for %lld",
                static_cast<long long>(plan_.receive_total),
                static_cast<long long>(plan_.padded_rows), static_cast<long long>(padded_capacity_));
-  if (ring_next_ == kRing) {
-    ctx.ops().synchronize(ctx.device());
-    ring_next_ = 0;
+  if (unread_ == slots_) {
+    ctx.ops().synchronize(ctx.device());  // layers of many rounds only
+    unread_ = 0;
   }
   const std::int64_t local = local_experts();
-  std::uint8_t* slot = ring_ + ring_next_++ * ring_stride_;
+  std::uint8_t* const slot = host_slots_ + next_slot_ * slot_stride_;
+  std::uint8_t* const device = device_slots_ + next_slot_ * slot_stride_;
+  next_slot_ = (next_slot_ + 1) % slots_;
+  ++unread_;
   auto* begin = reinterpret_cast<std::int64_t*>(slot);
   auto* rows = begin + local;
-  auto* segments = reinterpret_cast<RowSegment*>(rows + local);
+  auto* part_begin = rows + local;
   std::copy(plan_.group_begin.begin(), plan_.group_begin.end(), begin);
   std::copy(plan_.group_rows.begin(), plan_.group_rows.end(), rows);
-  std::copy(plan_.segments.begin(), plan_.segments.end(), segments);
-  const auto send = [&ctx](void* dst, const void* src, std::int64_t bytes) {
-    ctx.ops().copy(ctx.device(),
-                   {.dst = dst, .src = src, .bytes = bytes, .kind = CopyKind::kToDevice});
-  };
-  send(group_begin_, begin, local * 8);
-  send(group_rows_, rows, local * 8);
+  for (std::int32_t part = 0; part < parts; ++part) {
+    for (std::int32_t g = FirstExpertOfPart(part, parts, local_experts());
+         g < FirstExpertOfPart(part + 1, parts, local_experts()); ++g) {
+      part_begin[g] = begin[g] - plan_.padded_begin[static_cast<std::size_t>(part)];
+    }
+  }
+  if (exchange_->size() > 1) {
+    std::copy(plan_.segments.begin(), plan_.segments.end(),
+              reinterpret_cast<RowSegment*>(part_begin + local));
+  }
+  ctx.ops().copy(ctx.device(), {.dst = device,
+                                .src = slot,
+                                .bytes = static_cast<std::int64_t>(SlotBytes()),
+                                .kind = CopyKind::kToDevice});
+  const auto* device_begin = reinterpret_cast<const std::int64_t*>(device);
   groups_ = {.count = static_cast<std::int32_t>(local),
-             .begin = group_begin_,
-             .rows = group_rows_,
+             .begin = device_begin,
+             .rows = device_begin + local,
              .host_begin = begin,
              .host_rows = rows,
              .padded_rows = plan_.padded_rows};
+  part_begin_ = device_begin + 2 * local;
+  host_part_begin_ = part_begin;
   if (exchange_->size() == 1) {
     return;
   }
   const auto count = static_cast<std::int64_t>(plan_.segments.size());
-  send(segments_, segments, count * static_cast<std::int64_t>(sizeof(RowSegment)));
-  ctx.ops().expand_segments(ctx.device(), {.segments = segments_,
+  const auto* segments = reinterpret_cast<const RowSegment*>(part_begin_ + local);
+  ctx.ops().expand_segments(ctx.device(), {.segments = segments,
                                            .count = count,
                                            .src_rows = plan_.receive_total,
                                            .dest_row = to_padded_,
                                            .invert = false});
-  ctx.ops().expand_segments(ctx.device(), {.segments = segments_,
+  ctx.ops().expand_segments(ctx.device(), {.segments = segments,
                                            .count = count,
                                            .src_rows = plan_.padded_rows,
                                            .dest_row = from_padded_,
                                            .invert = true});
+}
+
+RoundPart MoeDispatch::Part(std::int32_t part) const {
+  const std::int32_t first = FirstExpertOfPart(part, plan_.parts, local_experts());
+  const std::int64_t row = plan_.padded_begin[static_cast<std::size_t>(part)];
+  return {.groups = {.count = FirstExpertOfPart(part + 1, plan_.parts, local_experts()) - first,
+                     .begin = part_begin_ + first,
+                     .rows = groups_.rows + first,
+                     .host_begin = host_part_begin_ + first,
+                     .host_rows = groups_.host_rows + first,
+                     .padded_rows = plan_.padded_begin[static_cast<std::size_t>(part) + 1] - row},
+          .first_group = first,
+          .first_row = row,
+          .total_rows = plan_.padded_rows};
 }
 
 QTensor MoeDispatch::WireTensor(const QBuffer& buffer, const QuantizeRule& rule) const {
@@ -160,78 +197,97 @@ RowSet RowsOf(const Payload& payload, std::int64_t high_bytes) {
 
 }  // namespace
 
-// Moves this round's intervals between their places in send order and one packed run.
-void MoeDispatch::CopyIntervals(const LayerContext& ctx, std::uint8_t* base, std::uint8_t* packed,
-                                std::int64_t stride, bool pack) {
-  for (int peer = 0; peer < exchange_->size(); ++peer) {
-    const auto p = static_cast<std::size_t>(peer);
-    std::uint8_t* at = base + plan_.send_begin[p] * stride;
-    const std::int64_t bytes = plan_.send_rows[p] * stride;
-    ctx.ops().copy(ctx.device(), {.dst = pack ? packed : at,
-                                  .src = pack ? at : packed,
-                                  .bytes = bytes,
-                                  .kind = CopyKind::kOnDevice});
-    packed += bytes;
-  }
+void MoeDispatch::BytesOf(std::int32_t part, std::int64_t stride) {
+  const auto ranks = static_cast<std::size_t>(exchange_->size());
+  const std::size_t first = static_cast<std::size_t>(part) * ranks;
+  const auto scaled = [&](const std::vector<std::int64_t>& rows, std::vector<std::int64_t>* out) {
+    out->resize(ranks);
+    std::transform(rows.begin() + static_cast<std::ptrdiff_t>(first),
+                   rows.begin() + static_cast<std::ptrdiff_t>(first + ranks), out->begin(),
+                   [stride](std::int64_t n) { return n * stride; });
+  };
+  scaled(plan_.send_rows, &bytes_.send);
+  scaled(plan_.send_begin, &bytes_.send_offset);
+  scaled(plan_.receive_rows, &bytes_.receive);
 }
 
-std::span<const std::int64_t> MoeDispatch::Bytes(const std::vector<std::int64_t>& rows,
-                                                 std::int64_t stride,
-                                                 std::vector<std::int64_t>* out) {
-  out->resize(rows.size());
-  std::transform(rows.begin(), rows.end(), out->begin(),
-                 [stride](std::int64_t n) { return n * stride; });
-  return *out;
-}
-
-absl::Status MoeDispatch::Send(const LayerContext& ctx, const SendArgs& args) {
-  const Record record = RecordOf(ctx, args.source, args.weight != nullptr);
-  RowSet source = RowsOf(args.source, shape_.hidden * ctx.act_bytes());
+void MoeDispatch::Pack(const LayerContext& ctx, const PackArgs& args) {
+  sent_ = RecordOf(ctx, args.source, args.weight != nullptr);
+  spread_source_ = RowsOf(args.source, shape_.hidden * ctx.act_bytes());
   if (args.weight != nullptr) {
-    source.weight = reinterpret_cast<std::uint8_t*>(const_cast<float*>(args.weight));
-    source.weight_stride = static_cast<std::int64_t>(shape_.experts_per_token) * 4;
+    spread_source_.weight = reinterpret_cast<std::uint8_t*>(const_cast<float*>(args.weight));
+    spread_source_.weight_stride = static_cast<std::int64_t>(shape_.experts_per_token) * 4;
   }
-  RowSet target = RowsOf(args.target, shape_.hidden * ctx.act_bytes());
-  if (args.target_weight != nullptr) {
-    target.weight = reinterpret_cast<std::uint8_t*>(args.target_weight);
-    target.weight_stride = 4;
+  spread_dest_ = args.dest_row;
+  if (exchange_->size() > 1) {
+    ctx.ops().permute(ctx.device(), {.src = spread_source_,
+                                     .dst = Rows(pack_, sent_),
+                                     .rows = shape_.tokens,
+                                     .fanout = shape_.experts_per_token,
+                                     .dest_row = spread_dest_,
+                                     .payload_bytes = sent_.payload_bytes,
+                                     .tiles = sent_.tiles});
   }
-  PermuteArgs spread{.src = source,
-                     .rows = shape_.tokens,
-                     .fanout = shape_.experts_per_token,
-                     .dest_row = args.dest_row,
-                     .payload_bytes = record.payload_bytes,
-                     .tiles = record.tiles};
-  if (exchange_->size() == 1) {
-    spread.dst = target;
-    ctx.ops().permute(ctx.device(), spread);
-  } else {
-    spread.dst = Rows(pack_, record);
-    ctx.ops().permute(ctx.device(), spread);
-    std::uint8_t* message = pack_;
-    if (rounds_ > 1) {
-      CopyIntervals(ctx, pack_, round_, record.stride, true);
-      message = round_;
-    }
-    RETURN_IF_ERROR(
-        exchange_->AllToAllV(message, Bytes(plan_.send_rows, record.stride, &send_bytes_), receive_,
-                             Bytes(plan_.receive_rows, record.stride, &receive_bytes_)));
-    ctx.ops().permute(ctx.device(), {.src = Rows(receive_, record),
-                                     .dst = target,
-                                     .rows = plan_.receive_total,
-                                     .fanout = 1,
-                                     .dest_row = to_padded_,
-                                     .payload_bytes = record.payload_bytes,
-                                     .tiles = record.tiles});
-  }
-  ctx.ops().pad_rows(ctx.device(), {.groups = groups_,
-                                    .dst = target,
-                                    .payload_bytes = record.payload_bytes,
-                                    .tiles = record.tiles});
-  return absl::OkStatus();
 }
 
-absl::Status MoeDispatch::Return(const LayerContext& ctx, const void* rows, const float* d_weight) {
+std::uint8_t* MoeDispatch::Arrivals(std::int32_t part) const {
+  return receive_ + plan_.receive_begin[static_cast<std::size_t>(part)] * record_bytes_max_;
+}
+
+absl::Status MoeDispatch::StartSend(std::int32_t part) {
+  if (exchange_->size() == 1) {
+    return absl::OkStatus();
+  }
+  BytesOf(part, sent_.stride);
+  return exchange_->StartAllToAllV({.send = pack_,
+                                    .receive = Arrivals(part),
+                                    .send_bytes = bytes_.send,
+                                    .receive_bytes = bytes_.receive,
+                                    .send_offsets = bytes_.send_offset});
+}
+
+void MoeDispatch::FinishSend(const LayerContext& ctx, std::int32_t part, const Payload& target,
+                             float* target_weight) {
+  RowSet rows = RowsOf(target, shape_.hidden * ctx.act_bytes());
+  if (target_weight != nullptr) {
+    rows.weight = reinterpret_cast<std::uint8_t*>(target_weight);
+    rows.weight_stride = 4;
+  }
+  if (exchange_->size() == 1) {
+    ctx.ops().permute(ctx.device(), {.src = spread_source_,
+                                     .dst = rows,
+                                     .rows = shape_.tokens,
+                                     .fanout = shape_.experts_per_token,
+                                     .dest_row = spread_dest_,
+                                     .payload_bytes = sent_.payload_bytes,
+                                     .tiles = sent_.tiles});
+  } else {
+    const auto p = static_cast<std::size_t>(part);
+    const std::int64_t first = plan_.receive_begin[p];
+    ctx.ops().permute(ctx.device(), {.src = Rows(Arrivals(part), sent_),
+                                     .dst = rows,
+                                     .rows = plan_.receive_begin[p + 1] - first,
+                                     .fanout = 1,
+                                     .dest_row = to_padded_ + first,
+                                     .payload_bytes = sent_.payload_bytes,
+                                     .tiles = sent_.tiles});
+  }
+  const RoundPart range = Part(part);
+  rows.payload += range.first_row * rows.payload_stride;
+  if (rows.dequant_scale != nullptr) {
+    rows.dequant_scale += range.first_row * rows.scale_row_stride;
+  }
+  if (rows.weight != nullptr) {
+    rows.weight += range.first_row * rows.weight_stride;
+  }
+  ctx.ops().pad_rows(ctx.device(), {.groups = range.groups,
+                                    .dst = rows,
+                                    .payload_bytes = sent_.payload_bytes,
+                                    .tiles = sent_.tiles});
+}
+
+void MoeDispatch::PackReturn(const LayerContext& ctx, std::int32_t part, const void* rows,
+                             const float* d_weight) {
   RowSet source{.payload = static_cast<std::uint8_t*>(const_cast<void*>(rows)),
                 .payload_stride = shape_.hidden * ctx.act_bytes()};
   if (d_weight != nullptr) {
@@ -240,26 +296,38 @@ absl::Status MoeDispatch::Return(const LayerContext& ctx, const void* rows, cons
   }
   if (exchange_->size() == 1) {
     combine_source_ = source;
+    return;
+  }
+  returning_ = RecordOf(ctx, {}, d_weight != nullptr);
+  const RoundPart range = Part(part);
+  source.payload += range.first_row * source.payload_stride;
+  if (d_weight != nullptr) {
+    source.weight += range.first_row * source.weight_stride;
+  }
+  // What was received from a source goes back to it: the same rows in the same order. from_padded_
+  // counts from the round's first arrival.
+  std::uint8_t* const base =
+      Arrivals(part) - plan_.receive_begin[static_cast<std::size_t>(part)] * returning_.stride;
+  ctx.ops().permute(ctx.device(), {.src = source,
+                                   .dst = Rows(base, returning_),
+                                   .rows = range.groups.padded_rows,
+                                   .fanout = 1,
+                                   .dest_row = from_padded_ + range.first_row,
+                                   .payload_bytes = returning_.payload_bytes,
+                                   .tiles = 0});
+}
+
+absl::Status MoeDispatch::StartReturn(std::int32_t part) {
+  if (exchange_->size() == 1) {
     return absl::OkStatus();
   }
-  const Record record = RecordOf(ctx, {}, d_weight != nullptr);
-  // What was received from a source goes back to it: the same rows in the same order.
-  ctx.ops().permute(ctx.device(), {.src = source,
-                                   .dst = Rows(receive_, record),
-                                   .rows = plan_.padded_rows,
-                                   .fanout = 1,
-                                   .dest_row = from_padded_,
-                                   .payload_bytes = record.payload_bytes,
-                                   .tiles = 0});
-  std::uint8_t* landing = rounds_ > 1 ? round_ : returned_;
-  RETURN_IF_ERROR(
-      exchange_->AllToAllV(receive_, Bytes(plan_.receive_rows, record.stride, &receive_bytes_),
-                           landing, Bytes(plan_.send_rows, record.stride, &send_bytes_)));
-  if (rounds_ > 1) {
-    CopyIntervals(ctx, returned_, round_, record.stride, false);
-  }
-  combine_source_ = Rows(returned_, record);
-  return absl::OkStatus();
+  BytesOf(part, returning_.stride);
+  combine_source_ = Rows(returned_, returning_);
+  return exchange_->StartAllToAllV({.send = Arrivals(part),
+                                    .receive = returned_,
+                                    .send_bytes = bytes_.receive,
+                                    .receive_bytes = bytes_.send,
+                                    .receive_offsets = bytes_.send_offset});
 }
 
 void MoeDispatch::Combine(const LayerContext& ctx, const CombineInto& args) {

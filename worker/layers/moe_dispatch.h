@@ -1,14 +1,20 @@
 // Dispatch and combine: token rows to the ranks of their experts and back.
 //
-//   Send      source rows [T, H] → records [payload | dequant_scales | p] in send order, one
-//   message
-//             per peer → rows by local expert, every group padded to 128
-//   Return    the experts' rows back to their sources (BF16, with the gradient of p in backward)
-//   Combine   y[t] = Σ_j row(t, j), FP32, in top-k order
+//   Pack        source rows [T, H] → records [payload | dequant_scales | p] in send order
+//   StartSend   one message per peer begins to travel
+//   FinishSend  what arrived → rows by local expert, every group padded to 128
+//   PackReturn  the experts' rows (BF16, with the gradient of p in backward) → records
+//   StartReturn records begin to travel back
+//   Combine     y[t] = Σ_j row(t, j), FP32, in top-k order
+//
+// Between a Start and the Join that must follow it the compute lane is free for other work. In
+// flight are then: pack_ (read) and the part's rows of receive_ (written) by a send, the part's
+// rows of receive_ (read) and returned_ (written) by a return. No other operation touches those:
+// pack_ is written by Pack alone, receive_ by PackReturn alone, and returned_ is read by Combine.
 //
 // One rank skips the messages: rows go straight into the padded groups. When incoming rows exceed
-// the receive capacity the layer runs in rounds (round_plan.h). Nothing is dropped, nothing
-// allocates.
+// the receive capacity the layer runs in rounds, and a round may travel in parts, each a range of
+// local experts (round_plan.h). Nothing is dropped, nothing allocates.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +32,7 @@ struct DispatchShape {
   std::int64_t tokens = 0, hidden = 0;
   std::int32_t experts = 0, experts_per_token = 0;
   std::int64_t capacity = 0;  // rows received at once; tokens · k on one rank
+  std::int32_t layers = 1;    // that use it
   std::int64_t choices() const { return tokens * experts_per_token; }
 };
 
@@ -33,6 +40,14 @@ struct DispatchShape {
 struct Payload {
   void* high = nullptr;
   QTensor quant;
+};
+
+// A range of local experts within a round: rows [first_row, first_row + groups.padded_rows) of its
+// `total_rows` padded rows. groups counts from first_row.
+struct RoundPart {
+  RowGroups groups;
+  std::int32_t first_group = 0;
+  std::int64_t first_row = 0, total_rows = 0;
 };
 
 // Not thread-safe; one per model, used by one layer at a time.
@@ -43,28 +58,42 @@ class MoeDispatch {
 
   std::int64_t padded_capacity() const { return padded_capacity_; }
   std::int32_t local_experts() const { return shape_.experts / exchange_->size(); }
+  std::int32_t ranks() const { return exchange_->size(); }
+  std::int32_t rank() const { return exchange_->rank(); }
 
-  // Gathers every rank's counts [E] (host) into matrix [R, E].
-  absl::Status GatherCounts(const std::int64_t* counts, std::vector<std::int64_t>* matrix);
+  // Gathers every rank's counts [E] (device) into matrix [R, E]. FinishCounts is the one wait of
+  // the host in a layer: for what the compute lane held at StartCounts, not for what it was given
+  // since.
+  absl::Status StartCounts(const std::int64_t* counts);
+  absl::Status FinishCounts(std::vector<std::int64_t>* matrix);
   std::int32_t Rounds(std::span<const std::int64_t> matrix) const;
-  // Prepares round `round`; groups() then describes it.
+  // Prepares round `round` in `parts` parts (one rank: 1); groups() then describes it. Groups stay
+  // valid for the next two rounds prepared.
   void SetRound(const LayerContext& ctx, std::span<const std::int64_t> matrix, std::int32_t round,
-                std::int32_t rounds);
+                std::int32_t parts);
   const RowGroups& groups() const { return groups_; }
+  RoundPart Part(std::int32_t part) const;
 
   // Source copy of [T, H] in the layout that messages carry.
   QTensor WireTensor(const QBuffer& buffer, const QuantizeRule& rule) const;
 
-  struct SendArgs {
+  struct PackArgs {
     Payload source;                // [T, H]
     const std::int32_t* dest_row;  // [T, k]
     const float* weight;           // [T, k] travels along, or null
-    Payload target;                // [P, H] of this round
-    float* target_weight;          // [P] or null
   };
-  absl::Status Send(const LayerContext& ctx, const SendArgs& args);
-  // rows [P, H] act dtype; d_weight [P] or null.
-  absl::Status Return(const LayerContext& ctx, const void* rows, const float* d_weight);
+  // Needs no round. The source must stay until FinishSend (one rank reads it there).
+  void Pack(const LayerContext& ctx, const PackArgs& args);
+  absl::Status StartSend(std::int32_t part);
+  // After Join. target [P, H] of this round, target_weight [P] or null; writes the part's rows.
+  void FinishSend(const LayerContext& ctx, std::int32_t part, const Payload& target,
+                  float* target_weight);
+  // rows [P, H] act dtype of this round; d_weight [P] or null; reads the part's rows.
+  void PackReturn(const LayerContext& ctx, std::int32_t part, const void* rows,
+                  const float* d_weight);
+  absl::Status StartReturn(std::int32_t part);
+  // The compute lane waits for what was started.
+  void Join() { exchange_->Join(); }
 
   struct CombineInto {
     const std::int32_t* dest_row;  // [T, k]
@@ -72,7 +101,7 @@ class MoeDispatch {
     DType y_dtype;
     float* weight_out;  // [T, k] or null
   };
-  // After the last round's Return.
+  // After the Join behind the last round's last StartReturn.
   void Combine(const LayerContext& ctx, const CombineInto& args);
 
  private:
@@ -84,10 +113,15 @@ class MoeDispatch {
   };
   Record RecordOf(const LayerContext& ctx, const Payload& payload, bool weight) const;
   RowSet Rows(std::uint8_t* base, const Record& record) const;
-  void CopyIntervals(const LayerContext& ctx, std::uint8_t* base, std::uint8_t* packed,
-                     std::int64_t stride, bool pack);
-  std::span<const std::int64_t> Bytes(const std::vector<std::int64_t>& rows, std::int64_t stride,
-                                      std::vector<std::int64_t>* out);
+  // Of one part, by peer: bytes and where they begin in send order, and bytes that arrive.
+  struct Bytes {
+    std::vector<std::int64_t> send, send_offset, receive;
+  };
+  void BytesOf(std::int32_t part, std::int64_t stride);
+  // Where a part's records arrive and leave again. Room for the longest record: what leaves may be
+  // longer than what the next part brings meanwhile.
+  std::uint8_t* Arrivals(std::int32_t part) const;
+  std::size_t SlotBytes() const;
 
   const Backend backend_;
   const DispatchShape shape_;
@@ -97,28 +131,31 @@ class MoeDispatch {
 
   RoundPlan plan_;
   RowGroups groups_;
-  std::int32_t rounds_ = 1;
-  std::vector<std::int64_t> send_bytes_, receive_bytes_;
+  const std::int64_t* part_begin_ = nullptr;  // device [local] rows of groups within their part
+  const std::int64_t* host_part_begin_ = nullptr;  // host
+  Bytes bytes_;
+  Record sent_, returning_;
+  RowSet spread_source_;  // of the last Pack, for one rank
+  const std::int32_t* spread_dest_ = nullptr;
 
-  // Device: groups of the round, and maps receive order ↔ padded rows.
-  std::int64_t* group_begin_ = nullptr;
-  std::int64_t* group_rows_ = nullptr;
-  RowSegment* segments_ = nullptr;
+  std::int64_t* host_matrix_ = nullptr;  // pinned [R, E]
+  // Device: maps receive order ↔ padded rows of the round.
   std::int32_t* to_padded_ = nullptr;    // [capacity]
   std::int32_t* from_padded_ = nullptr;  // [padded capacity]
   // Messages.
   std::uint8_t* pack_ = nullptr;      // [T·k] records in send order
-  std::uint8_t* round_ = nullptr;     // [T·k] one round's records (several rounds)
   std::uint8_t* receive_ = nullptr;   // [capacity] records
   std::uint8_t* returned_ = nullptr;  // [T·k] records in send order
   // Where Combine reads: returned_ records, or the experts' rows themselves on one rank.
   RowSet combine_source_;
 
-  // Pinned ring: descriptions of a round may be under way to the device while the next is written.
-  static constexpr int kRing = 32;
-  std::uint8_t* ring_ = nullptr;
-  std::int64_t ring_stride_ = 0;
-  int ring_next_ = 0;
+  // Rounds' descriptions, in turn, pinned and on the device: one may be under way to the device
+  // while the next is written, and work that was left for later reads the one before.
+  std::int32_t slots_ = 0, next_slot_ = 0;
+  std::int32_t unread_ = 0;  // written since the host last knew that the device had read them
+  std::int64_t slot_stride_ = 0;
+  std::uint8_t* host_slots_ = nullptr;
+  std::uint8_t* device_slots_ = nullptr;
 };
 
 }  // namespace octavo

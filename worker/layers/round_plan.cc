@@ -43,66 +43,87 @@ std::int32_t CountRounds(const RoundPlanInput& in) {
 
 void PlanRound(const RoundPlanInput& in, std::int32_t round, RoundPlan* plan) {
   const std::int32_t local = in.experts / in.ranks;
-  const auto ranks = static_cast<std::size_t>(in.ranks);
+  const auto ranks = static_cast<std::size_t>(in.ranks), parts = static_cast<std::size_t>(in.parts);
+  OCTAVO_CHECK(in.parts >= 1 && in.parts <= local, "%d parts of %d experts", in.parts, local);
   const std::int64_t begin = round * in.capacity, end = begin + in.capacity;
-  plan->send_begin.assign(ranks, 0);
-  plan->send_rows.assign(ranks, 0);
-  plan->receive_rows.assign(ranks, 0);
+  plan->parts = in.parts;
+  plan->send_begin.assign(parts * ranks, 0);
+  plan->send_rows.assign(parts * ranks, 0);
+  plan->receive_rows.assign(parts * ranks, 0);
+  plan->receive_begin.assign(parts + 1, 0);
+  plan->padded_begin.assign(parts + 1, 0);
   plan->group_begin.assign(static_cast<std::size_t>(local), 0);
   plan->group_rows.assign(static_cast<std::size_t>(local), 0);
-  plan->segments.clear();
+  const auto first_of = [&](std::int32_t part) { return FirstExpertOfPart(part, in.parts, local); };
 
   // What this rank sends: its send order is (expert, token) over all experts.
   std::int64_t send_position = 0;
   for (std::int32_t d = 0; d < in.ranks; ++d) {
-    const auto peer = static_cast<std::size_t>(d);
     std::int64_t position = 0;
-    bool found = false;
-    plan->send_begin[peer] = send_position;
-    for (std::int32_t e = d * local; e < (d + 1) * local; ++e) {
-      for (std::int32_t s = 0; s < in.ranks; ++s) {
-        const std::int64_t rows = CountOf(in, s, e);
-        if (s == in.rank) {
-          const Interval part = Intersect(position, rows, begin, end);
-          if (part.rows > 0 && !found) {
-            plan->send_begin[peer] = send_position + part.first;
-            found = true;
+    for (std::int32_t part = 0; part < in.parts; ++part) {
+      const std::size_t at = static_cast<std::size_t>(part) * ranks + static_cast<std::size_t>(d);
+      bool found = false;
+      plan->send_begin[at] = send_position;
+      for (std::int32_t e = d * local + first_of(part); e < d * local + first_of(part + 1); ++e) {
+        for (std::int32_t s = 0; s < in.ranks; ++s) {
+          const std::int64_t rows = CountOf(in, s, e);
+          if (s == in.rank) {
+            const Interval cut = Intersect(position, rows, begin, end);
+            if (cut.rows > 0 && !found) {
+              plan->send_begin[at] = send_position + cut.first;
+              found = true;
+            }
+            plan->send_rows[at] += cut.rows;
+            send_position += rows;
           }
-          plan->send_rows[peer] += part.rows;
-          send_position += rows;
+          position += rows;
         }
-        position += rows;
       }
     }
   }
 
-  // What it receives, by local expert, and where each piece goes.
-  std::int64_t position = 0, padded = 0;
+  // What it receives, by local expert, and where each piece goes. Segments are stored in the order
+  // of arrival: (part, source, expert).
   std::vector<RowSegment>& segments = plan->segments;
   segments.resize(ranks * static_cast<std::size_t>(local));
-  for (std::int32_t l = 0; l < local; ++l) {
-    plan->group_begin[static_cast<std::size_t>(l)] = padded;
-    std::int64_t rows_here = 0;
-    for (std::int32_t s = 0; s < in.ranks; ++s) {
-      const std::int64_t rows = CountOf(in, s, in.rank * local + l);
-      const Interval part = Intersect(position, rows, begin, end);
-      segments[static_cast<std::size_t>(s) * static_cast<std::size_t>(local) +
-               static_cast<std::size_t>(l)] = {.dst_begin = padded + rows_here, .rows = part.rows};
-      plan->receive_rows[static_cast<std::size_t>(s)] += part.rows;
-      rows_here += part.rows;
-      position += rows;
+  std::int64_t position = 0, padded = 0;
+  std::size_t first_segment = 0;
+  for (std::int32_t part = 0; part < in.parts; ++part) {
+    const std::int32_t first = first_of(part), count = first_of(part + 1) - first;
+    plan->padded_begin[static_cast<std::size_t>(part)] = padded;
+    for (std::int32_t i = 0; i < count; ++i) {
+      const auto group = static_cast<std::size_t>(first + i);
+      plan->group_begin[group] = padded;
+      std::int64_t rows_here = 0;
+      for (std::int32_t s = 0; s < in.ranks; ++s) {
+        const std::int64_t rows = CountOf(in, s, in.rank * local + first + i);
+        const Interval cut = Intersect(position, rows, begin, end);
+        segments[first_segment + static_cast<std::size_t>(s * count + i)] = {
+            .dst_begin = padded + rows_here, .rows = cut.rows};
+        plan->receive_rows[static_cast<std::size_t>(part) * ranks + static_cast<std::size_t>(s)] +=
+            cut.rows;
+        rows_here += cut.rows;
+        position += rows;
+      }
+      plan->group_rows[group] = rows_here;
+      padded += RoundUp(rows_here, kRowAlign);
     }
-    plan->group_rows[static_cast<std::size_t>(l)] = rows_here;
-    padded += RoundUp(rows_here, kRowAlign);
+    first_segment += ranks * static_cast<std::size_t>(count);
   }
-  plan->padded_rows = padded;
-  // Segments are stored by (source, expert), which is the order of arrival.
+  plan->padded_rows = plan->padded_begin[parts] = padded;
   std::int64_t arrived = 0;
   for (RowSegment& segment : segments) {
     segment.src_begin = arrived;
     arrived += segment.rows;
   }
-  plan->receive_total = arrived;
+  plan->receive_total = plan->receive_begin[parts] = arrived;
+  std::int64_t before = 0;
+  for (std::size_t part = 0; part < parts; ++part) {
+    plan->receive_begin[part] = before;
+    for (std::size_t s = 0; s < ranks; ++s) {
+      before += plan->receive_rows[part * ranks + s];
+    }
+  }
 }
 
 std::int64_t PaddedCapacity(std::int64_t capacity, std::int32_t local_experts) {

@@ -27,7 +27,6 @@ RouterScratch Router::TakeScratch(const RouterShape& s, std::int32_t layers, DTy
           .begin = arena.Take<std::int64_t>(n),
           .d_logits = arena.Take<float>(s.tokens * n),
           .route_workspace = arena.TakeBytes(route_workspace),
-          .host_counts = pinned.Take<std::int64_t>(n),
           .host_segment_counts = pinned.Take<std::int64_t>(segments * n),
           .host_score_sum = pinned.Take<float>(segments * n),
           .host_z_sum = pinned.Take<double>(1),
@@ -89,19 +88,22 @@ void Router::Forward(const LayerContext& ctx, const RouterScratch& scratch, cons
                                        .dest_row = saved.dest_row,
                                        .workspace = scratch.route_workspace});
   const auto fetch = [&ctx](void* host, const void* device, std::int64_t bytes) {
-    ctx.ops().copy(ctx.device(),
-                   {.dst = host, .src = device, .bytes = bytes, .kind = CopyKind::kToHost});
+    ctx.ops().copy(ctx.device(), {.dst = host,
+                                  .src = device,
+                                  .bytes = bytes,
+                                  .kind = CopyKind::kToHost,
+                                  .lane = Lane::kCopy});
   };
+  ctx.ops().order(ctx.device(), Lane::kCompute, Lane::kCopy);
   const std::int64_t all = shape_.segments() * n;
-  fetch(scratch.host_counts, scratch.counts, n * 8);
   fetch(scratch.host_segment_counts, scratch.segment_counts, all * 8);
   fetch(scratch.host_score_sum, scratch.score_sum, all * 4);
   fetch(scratch.host_z_sum, scratch.z_sum, sizeof(double));
 }
 
 absl::Status Router::Losses(const LayerContext& ctx, const RouterScratch& scratch, Exchange& world,
-                            std::vector<std::int64_t>* history, RouterSaved& saved,
-                            RouterLosses* losses) const {
+                            const std::int64_t* own_counts, std::vector<std::int64_t>* history,
+                            RouterSaved& saved, RouterLosses* losses) const {
   const std::int64_t n = shape_.config.experts, segments = shape_.segments();
   losses->aux = 0;
   losses->z = static_cast<double>(shape_.loss_weight) * shape_.z_coefficient * *scratch.host_z_sum /
@@ -115,7 +117,7 @@ absl::Status Router::Losses(const LayerContext& ctx, const RouterScratch& scratc
   double choices = tokens * shape_.config.experts_per_token;
   std::vector<std::int64_t> global;
   if (shape_.aux_scope == AuxScope::kGlobal) {
-    global.assign(scratch.host_counts, scratch.host_counts + n);
+    global.assign(own_counts, own_counts + n);
     RETURN_IF_ERROR(world.AllReduceHost(global.data(), n, DType::kI64, ReduceOp::kSum));
     if (history != nullptr) {
       for (std::int64_t e = 0; e < n; ++e) {

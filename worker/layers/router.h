@@ -50,8 +50,7 @@ struct RouterScratch {
   std::int64_t* begin = nullptr;           // [E]
   float* d_logits = nullptr;               // [T, E]
   void* route_workspace = nullptr;
-  // Pinned: counts [E], segment counts [segments, E], score sums, z.
-  std::int64_t* host_counts = nullptr;
+  // Pinned: segment counts [segments, E], score sums, z.
   std::int64_t* host_segment_counts = nullptr;
   float* host_score_sum = nullptr;
   double* host_z_sum = nullptr;
@@ -72,16 +71,16 @@ class Router {
   static RouterScratch TakeScratch(const RouterShape& shape, std::int32_t layers, DType act,
                                    std::int64_t route_workspace, Arena& arena, Arena& pinned);
 
-  // Enqueues scores, selection and indices, and the copies of counts to the host; the caller
-  // synchronizes before Losses and before it reads scratch.host_counts.
+  // Enqueues scores, selection and indices (scratch.counts), and on the copy lane what Losses
+  // reads; the caller waits for that lane before.
   void Forward(const LayerContext& ctx, const RouterScratch& scratch, const void* x,
                RouterSaved& saved) const;
-  // After synchronize: losses, and aux_coeff for backward. Global scope: `history` [E] holds the
-  // counts of all ranks of earlier microbatches of the step and gets this one's (unless null: not
-  // recorded); world reduces them.
+  // Losses, and aux_coeff for backward. counts [E]: this rank's. Global scope: `history` [E] holds
+  // the counts of all ranks of earlier microbatches of the step and gets this one's (unless null:
+  // not recorded); world reduces them.
   absl::Status Losses(const LayerContext& ctx, const RouterScratch& scratch, Exchange& world,
-                      std::vector<std::int64_t>* history, RouterSaved& saved,
-                      RouterLosses* losses) const;
+                      const std::int64_t* counts, std::vector<std::int64_t>* history,
+                      RouterSaved& saved, RouterLosses* losses) const;
   // dx32 [T, H] FP32 += d logits·Wg; Wg's gradient is added to.
   void Backward(const LayerContext& ctx, const RouterScratch& scratch, const RouterSaved& saved,
                 const void* x, const float* d_topk_weight, float* dx32) const;

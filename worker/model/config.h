@@ -71,6 +71,15 @@ struct RunConfig {
   bool allow_emulation = false;
   bool strict_precision = false;
   std::int32_t stale_after = 64;  // delayed scaling: steps without a push before a window empties
+  // Messages and gradient reductions run beside computing where the communicator can. The numbers
+  // are the same without.
+  bool overlap = true;
+  // Gradients are reduced as soon as a layer's are final, not all in FinishPass (whoever changes
+  // gradients in between says no).
+  bool reduce_early = true;
+  // Parts in which a forward dispatch travels; 0: four where collectives run beside products,
+  // else 1.
+  std::int32_t dispatch_parts = 0;
 
   std::int64_t tokens() const { return sequence_length * microbatch_sequences; }
   DType act_dtype() const { return fp32 ? DType::kF32 : DType::kBF16; }

@@ -133,15 +133,25 @@ absl::Status Decoder::RecomputeLayer(const LayerContext& ctx, Layer& layer) {
                               saved.moe);
 }
 
-absl::Status Decoder::BackwardLayer(LayerContext& ctx, Layer& layer) {
+absl::Status Decoder::BackwardLayer(LayerContext& ctx, std::int32_t index,
+                                    const DecoderPass& pass) {
+  Layer& layer = layers_[static_cast<std::size_t>(index)];
+  const auto reduce = [&]() -> absl::Status {
+    return pass.final_from ? pass.final_from(index + 1) : absl::OkStatus();
+  };
+  if (layer.recompute || layer.moe == nullptr) {
+    late_.Run();
+  }
   if (layer.recompute) {
     RETURN_IF_ERROR(RecomputeLayer(ctx, layer));
   }
   Saved& saved = *layer.saved;
   if (layer.moe != nullptr) {
+    // The layers above are reduced while this one computes, behind its first message.
     RETURN_IF_ERROR(layer.moe->Backward(ctx, moe_scratch_, *dispatch_, saved.normed2, d_stream_,
-                                        layer.routing, saved.moe, d_normed_));
+                                        layer.routing, saved.moe, d_normed_, &late_, reduce));
   } else {
+    RETURN_IF_ERROR(reduce());
     layer.mlp->Backward(ctx, mlp_scratch_, saved.mlp, d_stream_, d_normed_);
   }
   NormBackward(ctx, {.h = saved.x_mid,
@@ -171,12 +181,14 @@ absl::Status Decoder::Backward(LayerContext& ctx, const DecoderPass& pass) {
                      .d_residual = nullptr,
                      .dx = d_stream_,
                      .dw = final_norm_grad_});
-  for (std::size_t l = layers_.size(); l-- > 0;) {
-    ctx.ops().range_push(ctx.device(), layers_[l].name.c_str());
-    const absl::Status status = BackwardLayer(ctx, layers_[l]);
+  late_.Drop();  // of a pass that failed
+  for (std::int32_t l = model_.layers; l-- > 0;) {
+    ctx.ops().range_push(ctx.device(), layers_[static_cast<std::size_t>(l)].name.c_str());
+    const absl::Status status = BackwardLayer(ctx, l, pass);
     ctx.ops().range_pop(ctx.device());
     RETURN_IF_ERROR(Annotate(status, StrCat("backward of layer ", l)));
   }
+  late_.Run();
   ctx.ops().embedding_backward(ctx.device(), {.tokens = pass.tokens,
                                               .count = tokens_,
                                               .hidden = model_.hidden,

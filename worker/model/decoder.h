@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -45,7 +46,10 @@ struct DecoderPass {
   float dloss = 0;                        // gradient of one token's loss; 0: forward only
   double* loss_sum = nullptr;             // [1] device, added to
   bool training = false;                  // counts and auxiliary histories are kept
-  double aux_loss = 0, z_loss = 0;        // out: this rank's weighted terms
+  // Called in backward when the gradients of layers [layer, …) and of what follows them are final
+  // (they may be called for at once several times; 0 is not said). Null: nobody asks.
+  std::function<absl::Status(std::int32_t layer)> final_from;
+  double aux_loss = 0, z_loss = 0;  // out: this rank's weighted terms
 };
 
 class Decoder {
@@ -68,7 +72,7 @@ class Decoder {
 
   // Start of a pass over the microbatches of a step.
   void ResetStepCounts();
-  // [layers, E] this rank's tokens per expert of the pass; dense layers stay 0.
+  // [layers, E] the expert-parallel group's tokens per expert of the pass; dense layers stay 0.
   std::vector<std::int64_t>& step_counts() { return step_counts_; }
   // Balance bias of a MoE layer, [E] device; null without loss-free balance.
   float* bias(std::int32_t layer) { return layers_[static_cast<std::size_t>(layer)].bias; }
@@ -138,7 +142,7 @@ class Decoder {
   void NormBackward(const LayerContext& ctx, const NormBackwardArgs& args) const;
   absl::Status ForwardLayer(LayerContext& ctx, Layer& layer, std::int32_t index, DecoderPass* pass);
   absl::Status RecomputeLayer(const LayerContext& ctx, Layer& layer);
-  absl::Status BackwardLayer(LayerContext& ctx, Layer& layer);
+  absl::Status BackwardLayer(LayerContext& ctx, std::int32_t index, const DecoderPass& pass);
 
   const ModelConfig model_;
   const RunConfig run_;
@@ -150,6 +154,7 @@ class Decoder {
   std::vector<Layer> layers_;
   std::vector<std::unique_ptr<Saved>> saved_;
   std::unique_ptr<MoeDispatch> dispatch_;
+  LateWgrad late_;
   std::unique_ptr<LmHead> head_;
   const float* embedding_ = nullptr;
   float* embedding_grad_ = nullptr;

@@ -84,6 +84,12 @@ MoeShape Decoder::ShapeOfMoe(std::int32_t layer, Parameters& parameters, Exchang
   const RouterOptions& options = model_.router;
   const Parameter& router = parameters.At(prefix + "router.weight");
   MoeShape shape;
+  // Four parts leave a quarter of dispatch and combine uncovered; more would make products small.
+  constexpr std::int32_t kParts = 4;
+  const std::int32_t parts = run_.dispatch_parts > 0 ? run_.dispatch_parts
+                             : ep.overlaps()         ? kParts
+                                                     : 1;
+  shape.parts = ep.size() == 1 ? 1 : std::min(parts, model_.experts / ep.size());
   shape.router = {.layer = layer,
                   .config = {.experts = model_.experts,
                              .experts_per_token = model_.experts_per_token,
@@ -280,7 +286,8 @@ Decoder::Decoder(const DecoderOptions& options, Parameters& parameters, WeightCa
                       .hidden = model_.hidden,
                       .experts = model_.experts,
                       .experts_per_token = model_.experts_per_token,
-                      .capacity = CapacityOf(model_, run_)},
+                      .capacity = CapacityOf(model_, run_),
+                      .layers = model_.layers},
         expert_parallel, act, mx_, arenas.communication, arenas.pinned);
   }
 

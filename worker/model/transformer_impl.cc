@@ -25,6 +25,33 @@ TensorStatesOptions StatesOptions(const ModelConfig& model, const RunConfig& run
   return options;
 }
 
+// Elements before the first parameter of each layer in the region, counted from the region's start;
+// at the end of the list: before what follows the layers.
+std::vector<std::int64_t> LayerBegins(const Parameters& parameters, ParameterRegion region,
+                                      std::int64_t region_begin, std::int64_t elements,
+                                      std::int32_t layers) {
+  std::vector<std::int64_t> begins(static_cast<std::size_t>(layers) + 1, elements);
+  for (const Parameter& parameter : parameters.all()) {
+    if (parameter.region != region) {
+      continue;
+    }
+    const std::int64_t at = parameter.offset - region_begin;
+    for (std::int32_t l = 0; l < layers; ++l) {
+      if (parameter.name.starts_with(StrCat("layers.", l, "."))) {
+        begins[static_cast<std::size_t>(l)] = std::min(begins[static_cast<std::size_t>(l)], at);
+      }
+    }
+    if (parameter.name == "final_norm.weight") {
+      begins.back() = at;
+    }
+  }
+  // A layer without parameters in the region begins where the next does.
+  for (std::size_t l = begins.size() - 1; l-- > 0;) {
+    begins[l] = std::min(begins[l], begins[l + 1]);
+  }
+  return begins;
+}
+
 // Largest message that a communicator carries for us, for staging.
 std::int64_t MessageBytes(const ModelConfig& model, const RunConfig& run) {
   const std::int64_t record = model.hidden * DTypeBytes(run.act_dtype()) + 64;
@@ -55,10 +82,15 @@ absl::Status TransformerImpl::Build() {
 
   ASSIGN_OR_RETURN(parameters_, Parameters::Create(model, run, options_.optimizer.moment_dtype,
                                                    backend, parameter_arena_));
+  dense_begin_ = LayerBegins(parameters_, ParameterRegion::kDense, 0, parameters_.dense_elements(),
+                             model.layers);
+  expert_begin_ = LayerBegins(parameters_, ParameterRegion::kExpert, parameters_.dense_elements(),
+                              parameters_.expert_elements(), model.layers);
   optimizer_ =
       std::make_unique<Optimizer>(backend, options_.optimizer, parameter_arena_, pinned_arena_);
   const auto exchange = [&](Communicator* comm, std::int64_t bytes) {
-    return std::make_unique<Exchange>(backend, comm, bytes, communication_arena_, pinned_arena_);
+    return std::make_unique<Exchange>(backend, comm, bytes, communication_arena_, pinned_arena_,
+                                      run.overlap);
   };
   constexpr std::int64_t kReduceStage = 16 << 20;
   world_ = exchange(comms.world, kReduceStage);
@@ -151,6 +183,8 @@ void TransformerImpl::StartPass() {
   tokens_counted_ = 0;
   aux_loss_ = z_loss_ = 0;
   parameters_.ZeroGradients();
+  dense_reduced_ = parameters_.dense_elements();
+  expert_reduced_ = parameters_.expert_elements();
   states_->Reset(step_.sample_sqnr);
   if (step_.sample_sqnr) {
     shadows_->Reset();
@@ -180,6 +214,11 @@ absl::Status TransformerImpl::Run(const std::int32_t* tokens, const std::int32_t
   }
   aux_loss_ += pass.aux_loss;
   z_loss_ += pass.z_loss;
+  OCTAVO_CHECK_LT(microbatch_, options_.run.microbatches);
+  if (options_.run.overlap && options_.run.reduce_early &&
+      microbatch_ + 1 == options_.run.microbatches) {
+    pass.final_from = [this](std::int32_t layer) { return ReduceFrom(layer); };
+  }
   const auto middle = std::chrono::steady_clock::now();
   {
     const OpsRange range(options_.backend, "backward");
@@ -194,33 +233,47 @@ absl::Status TransformerImpl::Run(const std::int32_t* tokens, const std::int32_t
 
 double TransformerImpl::ReadLoss() {
   const Backend& backend = options_.backend;
-  backend.ops->copy(
-      backend.context,
-      {.dst = host_sums_, .src = sums_, .bytes = 3 * sizeof(double), .kind = CopyKind::kToHost});
-  backend.ops->synchronize(backend.context);
+  backend.ops->order(backend.context, Lane::kCompute, Lane::kCopy);
+  backend.ops->copy(backend.context, {.dst = host_sums_,
+                                      .src = sums_,
+                                      .bytes = 3 * sizeof(double),
+                                      .kind = CopyKind::kToHost,
+                                      .lane = Lane::kCopy});
+  backend.ops->synchronize_lane(backend.context, Lane::kCopy);
   return host_sums_[0];
+}
+
+absl::Status TransformerImpl::ReduceFrom(std::int32_t layer) {
+  const auto reduce = [layer](Exchange& group, float* gradients,
+                              const std::vector<std::int64_t>& begins, std::int64_t* reduced) {
+    const std::int64_t begin = layer < 0 ? 0 : begins[static_cast<std::size_t>(layer)];
+    const std::int64_t count = *reduced - begin;
+    *reduced = begin;
+    return group.StartAllReduce(gradients + begin, count, DType::kF32, ReduceOp::kSum);
+  };
+  RETURN_IF_ERROR(Annotate(reduce(*world_, parameters_.dense_grad(), dense_begin_, &dense_reduced_),
+                           "reducing dense gradients"));
+  return Annotate(reduce(*expert_data_, parameters_.expert_grad(), expert_begin_, &expert_reduced_),
+                  "reducing the experts' gradients");
 }
 
 absl::StatusOr<PassResult> TransformerImpl::FinishPass() {
   const Backend& backend = options_.backend;
   const OpsRange range(backend, "gradients");
-  RETURN_IF_ERROR(Annotate(world_->AllReduce(parameters_.dense_grad(), parameters_.dense_elements(),
-                                             DType::kF32, ReduceOp::kSum),
-                           "reducing dense gradients"));
-  RETURN_IF_ERROR(
-      Annotate(expert_data_->AllReduce(parameters_.expert_grad(), parameters_.expert_elements(),
-                                       DType::kF32, ReduceOp::kSum),
-               "reducing the experts' gradients"));
+  RETURN_IF_ERROR(ReduceFrom(-1));
+  // Beside the last reductions; the host waits for both below.
+  states_->FetchStats(step_.sample_sqnr);
+  if (step_.sample_sqnr) {
+    shadows_->Fetch();
+  }
+  world_->Join();
+  expert_data_->Join();
   const auto squares = [&](const float* x, std::int64_t n, double* out) {
     backend.ops->sum_squares(backend.context,
                              {.x = x, .n = n, .out = out, .workspace = squares_workspace_});
   };
   squares(parameters_.dense_grad(), parameters_.dense_elements(), sums_ + 1);
   squares(parameters_.expert_grad(), parameters_.expert_elements(), sums_ + 2);
-  states_->FetchStats(step_.sample_sqnr);
-  if (step_.sample_sqnr) {
-    shadows_->Fetch();
-  }
   PassResult result;
   result.loss_sum = ReadLoss();
   RETURN_IF_ERROR(CheckDevice());
@@ -229,10 +282,12 @@ absl::StatusOr<PassResult> TransformerImpl::FinishPass() {
     shadows_->Publish();
   }
   reduced_counts_ = decoder_->step_counts();
-  RETURN_IF_ERROR(Annotate(world_->AllReduceHost(reduced_counts_.data(),
-                                                 static_cast<std::int64_t>(reduced_counts_.size()),
-                                                 DType::kI64, ReduceOp::kSum),
-                           "reducing expert counts"));
+  // Every layer's counts were gathered within the expert-parallel group.
+  RETURN_IF_ERROR(
+      Annotate(expert_data_->AllReduceHost(reduced_counts_.data(),
+                                           static_cast<std::int64_t>(reduced_counts_.size()),
+                                           DType::kI64, ReduceOp::kSum),
+               "reducing expert counts"));
 
   result.tokens = tokens_counted_;
   result.aux_loss = aux_loss_;

@@ -29,6 +29,9 @@ class TransformerImpl {
   void StartPass();
   absl::Status Run(const std::int32_t* tokens, const std::int32_t* targets, bool training);
   absl::StatusOr<PassResult> FinishPass();
+  // Starts the reduction of gradients that are final and were not: of layers [layer, …) and what
+  // follows them; layer −1: of everything.
+  absl::Status ReduceFrom(std::int32_t layer);
   absl::Status EndStep(bool applied);
   absl::Status Evaluate(const std::int32_t* tokens, const std::int32_t* targets, double* loss_sum);
   absl::Status CheckDevice();
@@ -56,6 +59,10 @@ class TransformerImpl {
   StepOptions step_;
   std::int32_t microbatch_ = 0;
   std::int64_t tokens_counted_ = 0;
+  // First element of each layer's gradients in the two regions of the parameter table, then where
+  // that of what follows the layers is; and from where on they are being reduced.
+  std::vector<std::int64_t> dense_begin_, expert_begin_;
+  std::int64_t dense_reduced_ = 0, expert_reduced_ = 0;
   double aux_loss_ = 0, z_loss_ = 0;
   Transformer::PhaseSeconds phase_seconds_;
   std::vector<StatSlot> stats_;                   // of the last finished pass, plus carried counts

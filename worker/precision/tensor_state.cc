@@ -102,17 +102,17 @@ void TensorStates::Reset(bool energies) {
 }
 
 void TensorStates::FetchStats(bool energies) {
-  backend_.ops->copy(backend_.context,
-                     {.dst = pinned_slots_,
-                      .src = device_slots_,
-                      .bytes = static_cast<std::int64_t>(sites_.size() * sizeof(StatSlot)),
-                      .kind = CopyKind::kToHost});
+  const auto fetch = [this](void* host, const void* device, std::size_t bytes) {
+    backend_.ops->copy(backend_.context, {.dst = host,
+                                          .src = device,
+                                          .bytes = static_cast<std::int64_t>(bytes),
+                                          .kind = CopyKind::kToHost,
+                                          .lane = Lane::kCopy});
+  };
+  backend_.ops->order(backend_.context, Lane::kCompute, Lane::kCopy);
+  fetch(pinned_slots_, device_slots_, sites_.size() * sizeof(StatSlot));
   if (energies) {
-    backend_.ops->copy(backend_.context,
-                       {.dst = pinned_energies_,
-                        .src = device_energies_,
-                        .bytes = static_cast<std::int64_t>(energy_sites_.size() * sizeof(SqnrSlot)),
-                        .kind = CopyKind::kToHost});
+    fetch(pinned_energies_, device_energies_, energy_sites_.size() * sizeof(SqnrSlot));
   }
 }
 

@@ -62,11 +62,11 @@ class TensorStates {
 
   // Clears device statistics (and energies when `energies`).
   void Reset(bool energies);
-  // Enqueues the copy to the host; valid after ops.synchronize.
+  // Enqueues the copy to the host on the copy lane; valid once that was waited for.
   void FetchStats(bool energies);
   const std::vector<StatSlot>& host_stats() const { return host_stats_copy_; }
   const std::vector<SqnrSlot>& host_energies() const { return host_energies_copy_; }
-  void Publish(bool energies);  // after synchronize: pinned memory → the vectors above
+  void Publish(bool energies);  // after that wait: pinned memory → the vectors above
 
   // A new plan: configures windows of delayed sites, empties those that were not delayed before.
   void ApplyPlan(const PrecisionPlan& before, const PrecisionPlan& after, bool first);

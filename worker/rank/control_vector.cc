@@ -66,8 +66,7 @@ ControlVector Unpack(const PackedControl& packed) {
 
 absl::StatusOr<ControlVector> ReduceControl(const ControlVector& mine, HostCollectives& world) {
   PackedControl packed = Pack(mine);
-  RETURN_IF_ERROR(Annotate(world.AllReduce(packed.sums, ReduceOp::kSum), "control vector"));
-  RETURN_IF_ERROR(Annotate(world.AllReduce(packed.maxima, ReduceOp::kMax), "control vector"));
+  RETURN_IF_ERROR(Annotate(world.AllReduce(packed.sums, packed.maxima), "control vector"));
   return Unpack(packed);
 }
 

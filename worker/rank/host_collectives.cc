@@ -29,19 +29,47 @@ HostCollectives::HostCollectives(const Backend& backend, Communicator* comm, Are
 }
 
 absl::Status HostCollectives::AllReduce(std::span<double> values, ReduceOp op) {
-  const auto count = static_cast<std::int64_t>(values.size());
-  if (device_send_ == nullptr) {
-    return Marked(comm_->AllReduce(values.data(), count, DType::kF64, op));
-  }
-  OCTAVO_CHECK_LE(count * 8, kMaxBytes);
+  return op == ReduceOp::kSum ? AllReduce(values, std::span<double>())
+                              : AllReduce(std::span<double>(), values);
+}
+
+absl::Status HostCollectives::AllReduce(std::span<double> sums, std::span<double> maxima) {
+  struct Part {
+    std::span<double> values;
+    ReduceOp op;
+    std::int64_t count() const { return static_cast<std::int64_t>(values.size()); }
+  };
+  const Part parts[] = {{sums, ReduceOp::kSum}, {maxima, ReduceOp::kMax}};
+  auto* device = static_cast<double*>(device_send_);
+  OCTAVO_CHECK_LE((parts[0].count() + parts[1].count()) * 8, kMaxBytes);
   const Ops& ops = *backend_.ops;
-  ops.copy(
-      backend_.context,
-      {.dst = device_send_, .src = values.data(), .bytes = count * 8, .kind = CopyKind::kToDevice});
-  RETURN_IF_ERROR(Marked(comm_->AllReduce(device_send_, count, DType::kF64, op)));
-  ops.copy(
-      backend_.context,
-      {.dst = values.data(), .src = device_send_, .bytes = count * 8, .kind = CopyKind::kToHost});
+  for (const Part& part : parts) {
+    if (part.values.empty()) {
+      continue;
+    }
+    if (device == nullptr) {
+      RETURN_IF_ERROR(
+          Marked(comm_->AllReduce(part.values.data(), part.count(), DType::kF64, part.op)));
+      continue;
+    }
+    ops.copy(backend_.context, {.dst = device,
+                                .src = part.values.data(),
+                                .bytes = part.count() * 8,
+                                .kind = CopyKind::kToDevice});
+    RETURN_IF_ERROR(Marked(comm_->AllReduce(device, part.count(), DType::kF64, part.op)));
+    device += part.count();
+  }
+  if (device == nullptr) {
+    return absl::OkStatus();
+  }
+  device = static_cast<double*>(device_send_);
+  for (const Part& part : parts) {
+    ops.copy(backend_.context, {.dst = part.values.data(),
+                                .src = device,
+                                .bytes = part.count() * 8,
+                                .kind = CopyKind::kToHost});
+    device += part.count();
+  }
   ops.synchronize(backend_.context);
   return Marked(comm_->Check());
 }

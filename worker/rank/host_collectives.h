@@ -25,6 +25,8 @@ class HostCollectives {
   HostCollectives(const Backend& backend, Communicator* comm, Arena& device);
 
   absl::Status AllReduce(std::span<double> values, ReduceOp op);
+  // Sums and maxima over all ranks with one wait for the device.
+  absl::Status AllReduce(std::span<double> sums, std::span<double> maxima);
   // mine.size() bytes from every rank, in rank order; the same size everywhere.
   absl::StatusOr<std::string> AllGather(std::string_view mine);
   // The root's text on every rank, however long.

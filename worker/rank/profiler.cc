@@ -120,13 +120,16 @@ void OpProfiler::BeginStep() {
 
 void OpProfiler::EndStep(const ExecutedCounters& executed) {
   timing_ = false;
-  backend_.ops->synchronize(backend_.context);  // behind the step
+  // Behind the step, which waits for whatever it started.
+  backend_.ops->synchronize(backend_.context);
+  backend_.ops->synchronize_lane(backend_.context, Lane::kComm);
   profile_.set_seconds(profile_.seconds() + Now() - step_begin_);
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     const Call& call = calls_[i];
     const auto mark = static_cast<std::int32_t>(2 * i);
     const std::vector<std::string>& place = places_[static_cast<std::size_t>(call.place)];
-    v1::ProfileEntry& entry = entries_[{place[0], place[1], place[2], call.op}];
+    v1::ProfileEntry& entry =
+        entries_[{place[0], place[1], place[2], call.op, call.lane != Lane::kCompute}];
     entry.set_calls(entry.calls() + 1);
     entry.set_seconds(entry.seconds() +
                       backend_.ops->mark_seconds(backend_.context, mark, mark + 1));
@@ -140,8 +143,10 @@ void OpProfiler::EndStep(const ExecutedCounters& executed) {
   for (auto& [key, entry] : entries_) {
     v1::ProfileEntry& out = *profile_.add_entries();
     out = std::move(entry);
-    std::tie(*out.mutable_phase(), *out.mutable_layer(), *out.mutable_site(), *out.mutable_op()) =
-        key;
+    bool beside = false;
+    std::tie(*out.mutable_phase(), *out.mutable_layer(), *out.mutable_site(), *out.mutable_op(),
+             beside) = key;
+    out.set_beside(beside);
   }
   for (const ExecutedEntry& now : executed.entries()) {
     const auto before =
@@ -203,26 +208,31 @@ std::int32_t OpProfiler::Place() {
   return place_;
 }
 
-void OpProfiler::Before(const char* op, const OpWork& work) {
+void OpProfiler::Before(const char* op, const OpWork& work, Lane lane) {
   if (calls_.size() >= kCallsMax) {
     profile_.set_untimed_calls(profile_.untimed_calls() + 1);
     return;
   }
   open_ = true;
-  calls_.push_back({.op = op, .place = Place(), .work = work});
-  backend_.ops->mark(backend_.context, static_cast<std::int32_t>(2 * calls_.size() - 2));
+  calls_.push_back({.op = op, .place = Place(), .work = work, .lane = lane});
+  if (lane != Lane::kCompute) {
+    // The call begins after what computing holds now; its first mark must too.
+    backend_.ops->order(backend_.context, Lane::kCompute, lane);
+  }
+  backend_.ops->mark(backend_.context, static_cast<std::int32_t>(2 * calls_.size() - 2), lane);
 }
 
 void OpProfiler::After() {
   if (std::exchange(open_, false)) {
-    backend_.ops->mark(backend_.context, static_cast<std::int32_t>(2 * calls_.size() - 1));
+    backend_.ops->mark(backend_.context, static_cast<std::int32_t>(2 * calls_.size() - 1),
+                       calls_.back().lane);
   }
 }
 
-OpProfiler::Section::Section(const char* op, double bytes)
+OpProfiler::Section::Section(const char* op, double bytes, Lane lane)
     : profiler_(current != nullptr && current->timing() ? current : nullptr) {
   if (profiler_ != nullptr) {
-    profiler_->Before(op, {.bytes = bytes});
+    profiler_->Before(op, {.bytes = bytes}, lane);
   }
 }
 

@@ -6,8 +6,10 @@
 //   … three times: profiler.BeginStep(); the step; profiler.EndStep(model.executed()) …
 //   if (profiler.done()) { Send(profiler.Take()); }
 //
-// Marks are events of the compute stream (or, on the CPU, the clock), so the host never waits for
-// the device within a step; it does once behind each profiled step. Where a call belongs comes from
+// Marks are events of the compute lane (or, on the CPU, the clock), so the host never waits for
+// the device within a step; it does once behind each profiled step. A collective that was started
+// to run beside computing is marked on its own lane and does not count towards the step's time;
+// what computing waited for it does ("wait_for_messages"). Where a call belongs comes from
 // the ranges that layers push (decoder.cc, linear.cc): "forward", "layer 3", "fc1". Outside a
 // profile a call costs one more load and a branch.
 //
@@ -53,7 +55,8 @@ class OpProfiler {
   // A part of a step that is not an operation of the table: a collective.
   class Section {
    public:
-    Section(const char* op, double bytes);
+    // lane: kCompute, or kComm for one that only starts.
+    Section(const char* op, double bytes, Lane lane = Lane::kCompute);
     ~Section();
     Section(const Section&) = delete;
     Section& operator=(const Section&) = delete;
@@ -63,7 +66,7 @@ class OpProfiler {
   };
 
   // For the wrappers.
-  void Before(const char* op, const OpWork& work);
+  void Before(const char* op, const OpWork& work, Lane lane = Lane::kCompute);
   void After();
   void Push(const char* range);
   void Pop();
@@ -74,9 +77,10 @@ class OpProfiler {
     const char* op;
     std::int32_t place;  // of places_
     OpWork work;
+    Lane lane;
   };
-  // phase, layer, site, op
-  using Key = std::tuple<std::string, std::string, std::string, std::string>;
+  // phase, layer, site, op, beside
+  using Key = std::tuple<std::string, std::string, std::string, std::string, bool>;
 
   std::int32_t Place();
 

@@ -167,6 +167,10 @@ absl::StatusOr<ControlVector> Trainer::RunPass(int pass) {
     RETURN_IF_ERROR(
         model_->ForwardBackward(feed_->tokens(m), feed_->targets(m), feed_->target_count(m)));
   }
+  if (pass == 0 && state_.step + 1 < setup_.config.steps) {
+    // While the device works. A damaged place is reported by the step that needs it.
+    feed_->Prefetch(state_.step + 1);
+  }
   if (setup_.hooks.before_finish_pass) {
     setup_.hooks.before_finish_pass(state_.step + 1, pass, *model_);
   }
@@ -256,8 +260,10 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingSetup& se
         TokenFeed::Create(setup.backend, *std::move(validation), config.validation_batches,
                           run.tokens(), trainer->device_, trainer->pinned_));
   }
+  RunConfig model_run = run;
+  model_run.reduce_early = !setup.hooks.before_finish_pass;  // it may change gradients
   ASSIGN_OR_RETURN(trainer->model_, Transformer::Create({.model = config.model,
-                                                         .run = run,
+                                                         .run = model_run,
                                                          .optimizer = config.optimizer,
                                                          .backend = setup.backend,
                                                          .comms = setup.comms,

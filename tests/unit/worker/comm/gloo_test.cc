@@ -84,6 +84,34 @@ TEST(GlooAllToAllV, RaggedAndZeroCountsMatchTheOracle) {
   }));
 }
 
+// Every rank's bytes begin where the caller says, here in reverse order with gaps.
+TEST(GlooAllToAllV, OffsetsSayWhereBytesBegin) {
+  EXPECT_STATUS_OK(RunThreadRanks({.size = 3}, [](ThreadRank& r) -> absl::Status {
+    constexpr std::int64_t kRoom = 40;
+    std::vector<std::int64_t> send_bytes, receive_bytes, offsets;
+    std::vector<char> send(3 * kRoom, '-'), got(3 * kRoom, '.'), want(3 * kRoom, '.');
+    for (int peer = 0; peer < r.size(); ++peer) {
+      offsets.push_back((2 - peer) * kRoom);
+      send_bytes.push_back(1 + r.rank() * 10 + peer);
+      receive_bytes.push_back(1 + peer * 10 + r.rank());
+      for (std::int64_t i = 0; i < send_bytes.back(); ++i) {
+        send[static_cast<std::size_t>(offsets.back() + i)] = Content(0, r.rank(), peer, i);
+      }
+      for (std::int64_t i = 0; i < receive_bytes.back(); ++i) {
+        want[static_cast<std::size_t>(offsets.back() + i)] = Content(0, peer, r.rank(), i);
+      }
+    }
+    RETURN_IF_ERROR(ToStatus(r.world().AllToAllV({.send = send.data(),
+                                                  .receive = got.data(),
+                                                  .send_bytes = send_bytes,
+                                                  .receive_bytes = receive_bytes,
+                                                  .send_offsets = offsets,
+                                                  .receive_offsets = offsets})));
+    EXPECT_EQ(got, want);
+    return absl::OkStatus();
+  }));
+}
+
 TEST(GlooAllToAllV, NobodySendsAnything) {
   EXPECT_STATUS_OK(RunThreadRanks({.size = 3}, [](ThreadRank& r) -> absl::Status {
     const std::vector<std::int64_t> none(3, 0);

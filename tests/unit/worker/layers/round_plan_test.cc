@@ -27,9 +27,14 @@ TEST(RoundPlan, EveryRowTravelsOnceAndArrivesInItsPlace) {
       c = random() % 3 == 0 ? 0 : static_cast<std::int64_t>(random() % 200);
     }
     const std::int64_t capacity = 1 + static_cast<std::int64_t>(random() % 300);
+    const int parts = 1 + static_cast<int>(random() % static_cast<unsigned>(local));
     const auto input = [&](int rank) {
-      return RoundPlanInput{
-          .counts = counts, .ranks = ranks, .experts = experts, .rank = rank, .capacity = capacity};
+      return RoundPlanInput{.counts = counts,
+                            .ranks = ranks,
+                            .experts = experts,
+                            .rank = rank,
+                            .capacity = capacity,
+                            .parts = parts};
     };
     const int rounds = CountRounds(input(0));
     // Send order of each source: (expert, position).
@@ -51,15 +56,30 @@ TEST(RoundPlan, EveryRowTravelsOnceAndArrivesInItsPlace) {
         const RoundPlan& plan = plans[static_cast<std::size_t>(d)];
         EXPECT_LE(plan.receive_total, capacity);
         EXPECT_LE(plan.padded_rows, PaddedCapacity(capacity, local));
+        // Part after part, of each the rows of every source.
         std::vector<Row> arrived;
-        for (int s = 0; s < ranks; ++s) {
-          const RoundPlan& source = plans[static_cast<std::size_t>(s)];
-          const auto at = static_cast<std::size_t>(d);
-          ASSERT_EQ(source.send_rows[at], plan.receive_rows[static_cast<std::size_t>(s)]);
-          for (std::int64_t i = 0; i < source.send_rows[at]; ++i) {
-            arrived.push_back(sends[s][static_cast<std::size_t>(source.send_begin[at] + i)]);
+        for (int p = 0; p < parts; ++p) {
+          const int first = FirstExpertOfPart(p, parts, local);
+          const int last = FirstExpertOfPart(p + 1, parts, local);
+          ASSERT_EQ(plan.receive_begin[static_cast<std::size_t>(p)],
+                    static_cast<std::int64_t>(arrived.size()));
+          EXPECT_EQ(plan.padded_begin[static_cast<std::size_t>(p)],
+                    plan.group_begin[static_cast<std::size_t>(first)]);
+          for (int s = 0; s < ranks; ++s) {
+            const RoundPlan& source = plans[static_cast<std::size_t>(s)];
+            const auto at = static_cast<std::size_t>(p * ranks + d);
+            ASSERT_EQ(source.send_rows[at],
+                      plan.receive_rows[static_cast<std::size_t>(p * ranks + s)]);
+            for (std::int64_t i = 0; i < source.send_rows[at]; ++i) {
+              const Row& row = sends[s][static_cast<std::size_t>(source.send_begin[at] + i)];
+              const int expert = std::get<1>(row) - d * local;
+              EXPECT_TRUE(expert >= first && expert < last) << expert << " in part " << p;
+              arrived.push_back(row);
+            }
           }
         }
+        EXPECT_EQ(plan.receive_begin.back(), plan.receive_total);
+        EXPECT_EQ(plan.padded_begin.back(), plan.padded_rows);
         ASSERT_EQ(static_cast<std::int64_t>(arrived.size()), plan.receive_total);
         std::vector<Row> padded(static_cast<std::size_t>(plan.padded_rows), Row{-1, -1, -1});
         for (const RowSegment& segment : plan.segments) {
