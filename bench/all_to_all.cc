@@ -147,11 +147,8 @@ class Case {
                                   .begin = counts_ + flags_.experts,
                                   .dest_row = dest_row_,
                                   .workspace = workspace});
-    std::vector<std::int64_t> counts(static_cast<std::size_t>(flags_.experts));
-    for (const std::int32_t e : topk) {
-      ++counts[static_cast<std::size_t>(e)];
-    }
-    RETURN_IF_ERROR(dispatch_.GatherCounts(counts.data(), &matrix_));
+    RETURN_IF_ERROR(dispatch_.StartCounts(counts_));
+    RETURN_IF_ERROR(dispatch_.FinishCounts(&matrix_));
     if (dispatch_.Rounds(matrix_) != 1) {
       return InvalidArgumentError("more rows than twice the even share; use a milder --split");
     }
@@ -191,21 +188,16 @@ class Case {
     return median;
   }
 
-  absl::Status SendBf16() {
-    return dispatch_.Send(ctx_, {.source = {.high = x_},
-                                 .dest_row = dest_row_,
-                                 .weight = weight_,
-                                 .target = {.high = target_},
-                                 .target_weight = target_weight_});
-  }
+  absl::Status SendBf16() { return Send({.high = x_}, {.high = target_}); }
   absl::Status SendFp8() {
-    const Payload source = Cast();
-    return dispatch_.Send(
-        ctx_, {.source = source,
-               .dest_row = dest_row_,
-               .weight = weight_,
-               .target = {.quant = arrived_.Row(rule_, dispatch_.padded_capacity(), shape_.hidden)},
-               .target_weight = target_weight_});
+    return Send(Cast(), {.quant = arrived_.Row(rule_, dispatch_.padded_capacity(), shape_.hidden)});
+  }
+  absl::Status Send(const Payload& source, const Payload& target) {
+    dispatch_.Pack(ctx_, {.source = source, .dest_row = dest_row_, .weight = weight_});
+    RETURN_IF_ERROR(dispatch_.StartSend(0));
+    dispatch_.Join();
+    dispatch_.FinishSend(ctx_, 0, target, target_weight_);
+    return absl::OkStatus();
   }
   // Payload with the routing weight as one message, the dequant_scales as another.
   absl::Status SendFp8Apart() {
@@ -244,7 +236,9 @@ class Case {
     return absl::OkStatus();
   }
   absl::Status Combine() {
-    RETURN_IF_ERROR(dispatch_.Return(ctx_, target_, nullptr));
+    dispatch_.PackReturn(ctx_, 0, target_, nullptr);
+    RETURN_IF_ERROR(dispatch_.StartReturn(0));
+    dispatch_.Join();
     dispatch_.Combine(ctx_, {.dest_row = dest_row_, .y = y_, .y_dtype = DType::kBF16});
     return absl::OkStatus();
   }
