@@ -13,6 +13,7 @@
 #include "kernels/arena.h"
 #include "kernels/ops.h"
 #include "proto/precision/plan.h"
+#include "worker/layers/weight.h"
 #include "worker/precision/dense_groups.h"
 #include "worker/precision/executed.h"
 #include "worker/precision/shadow.h"
@@ -20,13 +21,6 @@
 #include "worker/precision/weight_cache.h"
 
 namespace octavo {
-
-// A weight matrix as the parameter table holds it: [groups, n, k].
-struct WeightRef {
-  const float* master = nullptr;
-  const void* copy = nullptr;  // BF16; null under fp32
-  float* grad = nullptr;
-};
 
 struct ResolvedRecipe {
   const Recipe* planned;
@@ -116,8 +110,24 @@ struct LayerContext {
   StatSlot* Slots(const OpSite& site, Tensor tensor, std::int32_t first_group = 0) const {
     return record ? states->slots(states->Index(site, tensor) + first_group) : nullptr;
   }
+  // The weights in act dtype. A stale copy is made anew.
   const void* WeightData(const WeightRef& w) const {
-    return act == DType::kF32 ? static_cast<const void*>(w.master) : w.copy;
+    if (act == DType::kF32) {
+      return w.master;
+    }
+    if (w.state != nullptr && w.state->copy_stale) {
+      const std::int64_t n = w.state->elements;
+      ops().cast(device(), {.src = {.data = const_cast<float*>(w.master),
+                                    .dtype = DType::kF32,
+                                    .rows = 1,
+                                    .cols = n},
+                            .dst = {.data = w.copy, .dtype = act, .rows = 1, .cols = n}});
+      w.state->copy_stale = false;
+    }
+    if (w.state != nullptr) {
+      w.state->copy_read = true;
+    }
+    return w.copy;
   }
 };
 

@@ -163,13 +163,25 @@ void Product::WgradOf(const LayerContext& ctx, const Operand& dy, const Operand&
   }
   const Accumulate mode = AccumulateOf(recipe, GemmPass::kWgrad);
   if (shape_.grouped) {
+    WeightState* const state = shape_.weight.state;
+    const bool overwrite = state != nullptr && state->AllUnwritten(first, last);
+    for (std::int32_t g = first; state != nullptr && !overwrite && g < last; ++g) {
+      if (state->Unwritten(g)) {
+        const std::int64_t one = shape_.n * shape_.k;
+        ctx.ops().zero(ctx.device(), shape_.weight.grad + g * one,
+                       one * static_cast<std::int64_t>(sizeof(float)));
+      }
+    }
+    if (state != nullptr) {
+      state->MarkWritten(first, last);
+    }
     ctx.ops().grouped_wgrad(ctx.device(), {.groups = some,
                                            .m = shape_.n,
                                            .n = shape_.k,
                                            .a = a,
                                            .b = b,
                                            .c = shape_.weight.grad + first * shape_.n * shape_.k,
-                                           .accumulate = true,
+                                           .accumulate = !overwrite,
                                            .mode = mode});
   } else {
     ctx.ops().gemm(ctx.device(),

@@ -10,8 +10,8 @@ namespace octavo {
 namespace {
 
 WeightRef Ref(Parameters& parameters, const std::string& name) {
-  const Parameter& p = parameters.At(name);
-  return {.master = p.master, .copy = p.copy, .grad = p.grad};
+  Parameter& p = parameters.At(name);
+  return {.master = p.master, .copy = p.copy, .grad = p.grad, .state = &p.state};
 }
 
 AuxScope ScopeOf(AuxLossScope scope) {

@@ -25,13 +25,17 @@ void Optimizer::SetControl(float factor, bool skip) {
 
 void Optimizer::Apply(Parameters& parameters, double lr, std::int64_t t) {
   for (Parameter& p : parameters.all()) {
+    // A copy that nobody read in this step is left stale; whoever reads it next makes it anew.
+    const bool copy = p.copy != nullptr && p.state.copy_read;
+    p.state.copy_stale = !copy;
+    p.state.copy_read = false;
     backend_.ops->adamw(backend_.context, {.n = p.count,
                                            .master = p.master,
                                            .grad = p.grad,
                                            .m = p.m,
                                            .v = p.v,
                                            .moment_dtype = parameters.moment_dtype(),
-                                           .copy = p.copy,
+                                           .copy = copy ? p.copy : nullptr,
                                            .copy_dtype = DType::kBF16,
                                            .lr = static_cast<float>(lr),
                                            .beta1 = options_.beta1,

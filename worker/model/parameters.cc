@@ -209,7 +209,12 @@ absl::StatusOr<Parameters> Parameters::Create(const ModelConfig& model, const Ru
     parameter.m = static_cast<std::uint8_t*>(p.m_) + parameter.offset * moment_bytes;
     parameter.v = static_cast<std::uint8_t*>(p.v_) + parameter.offset * moment_bytes;
     parameter.copy = wants_copy[i] ? copy + parameter.offset : nullptr;
+    parameter.state.elements = parameter.count;
+    if (parameter.region == ParameterRegion::kExpert) {
+      parameter.state.unwritten.assign(static_cast<std::size_t>(parameter.expert_count()), 1);
+    }
   }
+  backend.ops->zero(backend.context, p.grad_, offset * static_cast<std::int64_t>(sizeof(float)));
   return p;
 }
 
@@ -245,26 +250,36 @@ void Parameters::Initialize(std::uint64_t seed) {
   const std::int64_t moments = total_elements() * DTypeBytes(moment_dtype_);
   backend_.ops->zero(backend_.context, m_, moments);
   backend_.ops->zero(backend_.context, v_, moments);
-  RefreshCopies();
+  MastersChanged();
 }
 
-void Parameters::RefreshCopies() {
+void Parameters::MastersChanged() {
   for (Parameter& parameter : all_) {
-    if (parameter.copy == nullptr) {
-      continue;
-    }
-    backend_.ops->cast(
-        backend_.context,
-        {.src =
-             {.data = parameter.master, .dtype = DType::kF32, .rows = 1, .cols = parameter.count},
-         .dst = {
-             .data = parameter.copy, .dtype = DType::kBF16, .rows = 1, .cols = parameter.count}});
+    parameter.state.copy_stale = true;
   }
 }
 
-void Parameters::ZeroGradients() {
-  backend_.ops->zero(backend_.context, grad_,
-                     total_elements() * static_cast<std::int64_t>(sizeof(float)));
+void Parameters::BeginGradients() {
+  backend_.ops->zero(backend_.context, dense_grad(),
+                     dense_elements_ * static_cast<std::int64_t>(sizeof(float)));
+  for (Parameter& parameter : all_) {
+    std::fill(parameter.state.unwritten.begin(), parameter.state.unwritten.end(), std::uint8_t{1});
+  }
+}
+
+void Parameters::FinishGradients() {
+  for (Parameter& parameter : all_) {
+    WeightState& state = parameter.state;
+    const auto groups = static_cast<std::int32_t>(state.unwritten.size());
+    for (std::int32_t g = 0; g < groups; ++g) {
+      if (state.Unwritten(g)) {
+        const std::int64_t one = parameter.count / groups;
+        backend_.ops->zero(backend_.context, parameter.grad + g * one,
+                           one * static_cast<std::int64_t>(sizeof(float)));
+      }
+    }
+    state.MarkWritten(0, groups);
+  }
 }
 
 }  // namespace octavo

@@ -25,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/arena.h"
 #include "kernels/ops.h"
+#include "worker/layers/weight.h"
 #include "worker/model/config.h"
 
 namespace octavo {
@@ -45,6 +46,7 @@ struct Parameter {
   void* m = nullptr;        // [count] device, moment dtype
   void* v = nullptr;
   void* copy = nullptr;  // [count] BF16 for GEMMs; null where nothing reads one
+  WeightState state;
 
   std::int64_t full_elements() const {
     std::int64_t n = 1;
@@ -82,11 +84,15 @@ class Parameters {
   void* m() { return m_; }
   void* v() { return v_; }
 
-  // Fills masters from the seed, zeroes moments, refreshes copies. Waits for the device.
+  // Fills masters from the seed and zeroes moments. Waits for the device.
   void Initialize(std::uint64_t seed);
-  // Rewrites the BF16 copies from the masters (after a checkpoint was loaded into them).
-  void RefreshCopies();
-  void ZeroGradients();
+  // The masters were written (by Initialize, or from a checkpoint): copies are made anew when they
+  // are read.
+  void MastersChanged();
+  // Zeroes the dense gradients; those of experts are overwritten by their first weight gradient.
+  void BeginGradients();
+  // Zeroes what no weight gradient has written since BeginGradients.
+  void FinishGradients();
 
  private:
   Backend backend_;

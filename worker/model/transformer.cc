@@ -31,7 +31,7 @@ void Transformer::InitializeParameters() {
 }
 
 void Transformer::ParametersLoaded() {
-  impl_->parameters_.RefreshCopies();
+  impl_->parameters_.MastersChanged();
   impl_->weights_->Invalidate();
 }
 

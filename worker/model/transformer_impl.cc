@@ -182,7 +182,7 @@ void TransformerImpl::StartPass() {
   microbatch_ = 0;
   tokens_counted_ = 0;
   aux_loss_ = z_loss_ = 0;
-  parameters_.ZeroGradients();
+  parameters_.BeginGradients();
   dense_reduced_ = parameters_.dense_elements();
   expert_reduced_ = parameters_.expert_elements();
   states_->Reset(step_.sample_sqnr);
@@ -260,6 +260,7 @@ absl::Status TransformerImpl::ReduceFrom(std::int32_t layer) {
 absl::StatusOr<PassResult> TransformerImpl::FinishPass() {
   const Backend& backend = options_.backend;
   const OpsRange range(backend, "gradients");
+  parameters_.FinishGradients();
   RETURN_IF_ERROR(ReduceFrom(-1));
   // Beside the last reductions; the host waits for both below.
   states_->FetchStats(step_.sample_sqnr);
