@@ -4,6 +4,7 @@
 #include "base/status.h"
 #include "base/str.h"
 #include "cli/commands.h"
+#include "cli/offline_model.h"
 #include "cli/output/json.h"
 #include "cli/output/table.h"
 #include "cli/output/text.h"
@@ -27,14 +28,11 @@ struct Flags {
   std::int32_t threads = 0;
 };
 
-constexpr std::string_view kSentencePiece = "sp:";
-
 std::string Nats(double entropy) { return LossText(entropy) + " nats per token"; }
 
 // SentencePiece lives in a program of its own.
-int BuildWithModel(Session& session, const Flags& flags) {
-  std::vector<std::string> arguments = {
-      "build", "--model", flags.tokenizer.substr(kSentencePiece.size()), "--output", flags.path};
+int BuildWithModel(Session& session, const Flags& flags, const std::string& model) {
+  std::vector<std::string> arguments = {"build", "--model", model, "--output", flags.path};
   for (const std::string& argument :
        {StrCat("--max-bytes=", flags.max_bytes), StrCat("--threads=", flags.threads)}) {
     arguments.push_back(argument);
@@ -57,8 +55,8 @@ int Build(Session& session, const Flags& flags) {
                ": there is one already, and jobs may be training on it; give another --output, or "
                "--overwrite to replace it")));
   }
-  if (StartsWith(flags.tokenizer, kSentencePiece)) {
-    return BuildWithModel(session, flags);
+  if (const auto model = SentencePieceModel(flags.tokenizer); model.has_value()) {
+    return BuildWithModel(session, flags, *model);
   }
   BuildByteOptions options{.inputs = flags.inputs,
                            .output = flags.path,
@@ -173,15 +171,8 @@ void AddData(CLI::App& app, Session& session) {
                    "stop after so much text, e.g. 24MB or 16MiB; 0: no limit")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true).description(""))
       ->capture_default_str();
-  build
-      ->add_option("--tokenizer", flags->tokenizer,
-                   "bytes, or sp:MODEL for a SentencePiece model (octavo data train-tokenizer)")
-      ->check([](const std::string& text) {
-        return text == "bytes" || (StartsWith(text, kSentencePiece) && text.size() > 3)
-                   ? std::string()
-                   : "found " + text + "; valid are bytes and sp:MODEL";
-      })
-      ->option_text("bytes|sp:MODEL");
+  AddTokenizer(build, "bytes, or sp:MODEL for a SentencePiece model (octavo data train-tokenizer)",
+               &flags->tokenizer);
   build->add_option("--threads", flags->threads, "that encode with sp:MODEL; 0: one a core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "base/str.h"
 #include "cli/commands.h"
+#include "cli/offline_model.h"
 #include "cli/output/text.h"
 #include "cli/program.h"
 #include "cli/validators.h"
@@ -13,12 +14,10 @@
 namespace octavo {
 namespace {
 
-constexpr std::string_view kSentencePiece = "sp:";
-
 struct Flags {
-  std::string path, prompt, tokenizer = "bytes", device = "cpu", recipe = "bf16";
-  std::int64_t tokens = 200, context = 0;  // context 0: as trained
-  std::int32_t device_ordinal = 0;
+  OfflineModel model;
+  std::string prompt, tokenizer = "bytes";
+  std::int64_t tokens = 200;
   double temperature = 0.8, top_p = 0.95;
   std::uint64_t seed = 1;
 };
@@ -49,27 +48,19 @@ class ScratchFolder {
 };
 
 std::vector<std::string> RankArguments(const Flags& flags) {
-  std::vector<std::string> arguments = {"--offline",
-                                        "generate",
-                                        flags.path,
-                                        "--device",
-                                        flags.device,
-                                        "--recipe",
-                                        flags.recipe,
-                                        StrCat("--device-ordinal=", flags.device_ordinal),
-                                        StrCat("--tokens=", flags.tokens),
-                                        StrCat("--temperature=", flags.temperature),
-                                        StrCat("--top-p=", flags.top_p),
-                                        StrCat("--seed=", flags.seed)};
-  if (flags.context > 0) {
-    arguments.push_back(StrCat("--sequence-length=", flags.context));
+  std::vector<std::string> arguments = OfflineArguments("generate", flags.model);
+  for (const std::string& argument :
+       {StrCat("--tokens=", flags.tokens), StrCat("--temperature=", flags.temperature),
+        StrCat("--top-p=", flags.top_p), StrCat("--seed=", flags.seed)}) {
+    arguments.push_back(argument);
   }
   return arguments;
 }
 
 int Generate(Session& session, const Flags& flags) {
   std::vector<std::string> arguments = RankArguments(flags);
-  if (!StartsWith(flags.tokenizer, kSentencePiece)) {
+  const std::optional<std::string> model = SentencePieceModel(flags.tokenizer);
+  if (!model.has_value()) {
     arguments.push_back(StrCat("--prompt=", flags.prompt));
     return RunProgram(session, "octavo-rank", std::move(arguments));
   }
@@ -78,7 +69,6 @@ int Generate(Session& session, const Flags& flags) {
     return session.Fail(scratch.status());
   }
   PosixFileSystem& fs = PosixFileSystem::Get();
-  const std::string model = flags.tokenizer.substr(kSentencePiece.size());
   const std::string prompt = scratch->File("prompt"),
                     prompt_tokens = scratch->File("prompt.tokens"),
                     text_tokens = scratch->File("text.tokens"), text = scratch->File("text");
@@ -86,8 +76,9 @@ int Generate(Session& session, const Flags& flags) {
   if (!written.ok()) {
     return session.Fail(written);
   }
-  int code = RunProgram(session, "octavo-tokenizer",
-                        {"encode", "--model", model, "--input", prompt, "--output", prompt_tokens});
+  int code =
+      RunProgram(session, "octavo-tokenizer",
+                 {"encode", "--model", *model, "--input", prompt, "--output", prompt_tokens});
   if (code != kExitOk) {
     return code;
   }
@@ -98,7 +89,7 @@ int Generate(Session& session, const Flags& flags) {
     return code;
   }
   code = RunProgram(session, "octavo-tokenizer",
-                    {"decode", "--model", model, "--input", text_tokens, "--output", text});
+                    {"decode", "--model", *model, "--input", text_tokens, "--output", text});
   if (code != kExitOk) {
     return code;
   }
@@ -115,18 +106,8 @@ int Generate(Session& session, const Flags& flags) {
 void AddGenerate(CLI::App& app, Session& session) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand("generate", "let trained weights continue a text");
-  command
-      ->add_option("path", flags->path,
-                   "a checkpoint, a folder of them (the newest), or a Hugging Face folder")
-      ->required();
   command->add_option("--prompt", flags->prompt, "text to continue")->required();
-  command->add_option("--tokenizer", flags->tokenizer, "what turned text into the model's tokens")
-      ->check([](const std::string& text) {
-        return text == "bytes" || (StartsWith(text, kSentencePiece) && text.size() > 3)
-                   ? std::string()
-                   : "found " + text + "; valid are bytes and sp:MODEL";
-      })
-      ->option_text("bytes|sp:MODEL");
+  AddTokenizer(command, "what turned text into the model's tokens", &flags->tokenizer);
   command->add_option("--tokens", flags->tokens, "to generate")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20).description(""))
       ->capture_default_str();
@@ -140,18 +121,7 @@ void AddGenerate(CLI::App& app, Session& session) {
       ->capture_default_str();
   command->add_option("--seed", flags->seed, "the same seed gives the same text")
       ->capture_default_str();
-  command
-      ->add_option(
-          "--context", flags->context,
-          "tokens that the model sees at once; without it as the weights were trained, 256 "
-          "if that is not recorded")
-      ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 20).description(""));
-  command->add_option("--recipe", flags->recipe, "precision of all layers")->capture_default_str();
-  command->add_option("--device", flags->device, "where it runs")
-      ->check(CLI::IsMember({"cpu", "cuda"}).description(""))
-      ->option_text("cpu|cuda");
-  command->add_option("--device-ordinal", flags->device_ordinal, "which device")
-      ->check(CLI::NonNegativeNumber);
+  AddOfflineModel(command, "--context", "tokens that the model sees at once", &flags->model);
   command->callback(
       [&session, flags] { session.Run([&session, flags] { return Generate(session, *flags); }); });
 }

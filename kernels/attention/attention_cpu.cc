@@ -72,57 +72,40 @@ class Scratch {
   std::int64_t left_;
 };
 
-// The three products, on packed row-major FP32 matrices.
+// c [m, n] = beta·c + a · b of packed row-major FP32 matrices, either transposed.
+void Product(std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
+             Transposed a_transposed, const float* b, Transposed b_transposed, float* c,
+             float beta) {
+  Sgemm({.m = m,
+         .n = n,
+         .k = k,
+         .a = a,
+         .a_transposed = a_transposed,
+         .lda = a_transposed == Transposed::kYes ? m : k,
+         .b = b,
+         .b_transposed = b_transposed,
+         .ldb = b_transposed == Transposed::kYes ? k : n,
+         .c = c,
+         .ldc = n,
+         .beta = beta});
+}
 
 // scores [rows, keys] = x [rows, dim] · y [keys, dim]ᵀ
 void RowsTimesKeys(const float* x, std::int64_t rows, const float* y, std::int64_t keys,
                    std::int64_t dim, float* scores) {
-  Sgemm({.m = rows,
-         .n = keys,
-         .k = dim,
-         .a = x,
-         .a_transposed = Transposed::kNo,
-         .lda = dim,
-         .b = y,
-         .b_transposed = Transposed::kYes,
-         .ldb = dim,
-         .c = scores,
-         .ldc = keys,
-         .beta = 0});
+  Product(rows, keys, dim, x, Transposed::kNo, y, Transposed::kYes, scores, 0);
 }
 
 // out [rows, dim] = weights [rows, keys] · y [keys, dim]
 void WeighKeys(const float* weights, std::int64_t rows, const float* y, std::int64_t keys,
                std::int64_t dim, float* out) {
-  Sgemm({.m = rows,
-         .n = dim,
-         .k = keys,
-         .a = weights,
-         .a_transposed = Transposed::kNo,
-         .lda = keys,
-         .b = y,
-         .b_transposed = Transposed::kNo,
-         .ldb = dim,
-         .c = out,
-         .ldc = dim,
-         .beta = 0});
+  Product(rows, dim, keys, weights, Transposed::kNo, y, Transposed::kNo, out, 0);
 }
 
 // out [keys, dim] += weights [rows, keys]ᵀ · x [rows, dim]
 void AddWeighedRows(const float* weights, std::int64_t rows, const float* x, std::int64_t keys,
                     std::int64_t dim, float* out) {
-  Sgemm({.m = keys,
-         .n = dim,
-         .k = rows,
-         .a = weights,
-         .a_transposed = Transposed::kYes,
-         .lda = keys,
-         .b = x,
-         .b_transposed = Transposed::kNo,
-         .ldb = dim,
-         .c = out,
-         .ldc = dim,
-         .beta = 1});
+  Product(keys, dim, rows, weights, Transposed::kYes, x, Transposed::kNo, out, 1);
 }
 
 // dS in place of dP: f·P∘(dP − δ).

@@ -12,7 +12,7 @@
 #include "controller/core/core.h"
 #include "controller/store/memory_store.h"
 #include "gtest/gtest.h"
-#include "proto/spec/job_spec.h"
+#include "tests/unit/controller/core/test_spec.h"
 
 namespace octavo {
 
@@ -31,25 +31,10 @@ class CoreHarness : public testing::Test {
   }
 
   static v1::JobSpec Spec(const std::string& name, std::int32_t ranks = 2) {
-    v1::JobSpec spec;
-    spec.set_name(name);
-    spec.mutable_model()->set_family("mixtral");
-    spec.mutable_model()->set_layers(4);
-    spec.mutable_model()->set_hidden(128);
-    spec.mutable_model()->set_heads(2);
-    spec.mutable_model()->set_vocab_size(256);
-    spec.mutable_model()->mutable_moe()->set_num_experts(8);
-    spec.mutable_model()->mutable_moe()->set_experts_per_token(2);
-    spec.mutable_model()->mutable_moe()->set_expert_hidden(128);
-    spec.mutable_parallel()->set_ranks(ranks);
-    spec.mutable_train()->set_steps(100);
-    spec.mutable_train()->set_sequence_length(64);
-    spec.mutable_train()->set_global_batch(ranks * 2);
-    spec.mutable_data()->set_path("/data/x");
-    spec.mutable_checkpoint()->set_path("/ckpt/" + name);
-    spec.mutable_precision()->set_recipe("fp8_flow");
-    ApplyDefaults(&spec);
-    return spec;
+    return TestSpec(name, [ranks](v1::JobSpec& spec) {
+      spec.mutable_parallel()->set_ranks(ranks);
+      spec.mutable_train()->set_global_batch(ranks * 2);
+    });
   }
 
   absl::StatusOr<v1::Job> Submit(const v1::JobSpec& spec, const std::string& request_id = "") {

@@ -13,7 +13,7 @@
 #include "controller/store/memory_store.h"
 #include "controller/store/sqlite_store.h"
 #include "gtest/gtest.h"
-#include "proto/spec/job_spec.h"
+#include "tests/unit/controller/core/test_spec.h"
 
 namespace octavo {
 namespace {
@@ -214,25 +214,11 @@ TEST(HistoryRows, RowsOfStepsAloneAreFilledBeforeANewOneBegins) {
 // ---------------------------------------------------------------- the whole controller
 
 v1::JobSpec MakeSpec(const std::string& name) {
-  v1::JobSpec spec;
-  spec.set_name(name);
-  spec.mutable_model()->set_family("mixtral");
-  spec.mutable_model()->set_layers(4);
-  spec.mutable_model()->set_hidden(128);
-  spec.mutable_model()->set_heads(2);
-  spec.mutable_model()->set_vocab_size(256);
-  spec.mutable_model()->mutable_moe()->set_num_experts(8);
-  spec.mutable_model()->mutable_moe()->set_experts_per_token(2);
-  spec.mutable_model()->mutable_moe()->set_expert_hidden(128);
-  spec.mutable_parallel()->set_ranks(1);
-  spec.mutable_train()->set_steps(100000);
-  spec.mutable_train()->set_sequence_length(64);
-  spec.mutable_train()->set_global_batch(4);
-  spec.mutable_data()->set_path("/data/x");
-  spec.mutable_checkpoint()->set_path("/ckpt/x");
-  spec.mutable_precision()->set_recipe("fp8_blockwise");
-  ApplyDefaults(&spec);
-  return spec;
+  return TestSpec(name, [](v1::JobSpec& spec) {
+    spec.mutable_parallel()->set_ranks(1);
+    spec.mutable_train()->set_steps(100000);
+    spec.mutable_precision()->set_recipe("fp8_blockwise");
+  });
 }
 
 // One controller with its policy over a store that outlives it, and one worker played by hand.

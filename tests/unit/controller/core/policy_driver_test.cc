@@ -6,7 +6,7 @@
 #include "controller/store/memory_store.h"
 #include "gtest/gtest.h"
 #include "proto/convert/precision.h"
-#include "proto/spec/job_spec.h"
+#include "tests/unit/controller/core/test_spec.h"
 
 namespace octavo {
 namespace {
@@ -14,22 +14,10 @@ namespace {
 v1::Job MakeJob() {
   v1::Job job;
   job.set_uid("u");
-  v1::JobSpec& spec = *job.mutable_spec();
-  spec.set_name("job");
-  spec.mutable_model()->set_family("mixtral");
-  spec.mutable_model()->set_layers(4);
-  spec.mutable_model()->set_hidden(128);
-  spec.mutable_model()->set_heads(2);
-  spec.mutable_model()->set_vocab_size(256);
-  spec.mutable_model()->mutable_moe()->set_num_experts(8);
-  spec.mutable_model()->mutable_moe()->set_experts_per_token(2);
-  spec.mutable_model()->mutable_moe()->set_expert_hidden(128);
-  spec.mutable_parallel()->set_ranks(2);
-  spec.mutable_train()->set_steps(1000);
-  spec.mutable_train()->set_sequence_length(64);
-  spec.mutable_train()->set_global_batch(4);
-  spec.mutable_precision()->set_recipe("fp8_blockwise");
-  ApplyDefaults(&spec);
+  *job.mutable_spec() = TestSpec("job", [](v1::JobSpec& spec) {
+    spec.mutable_train()->set_steps(1000);
+    spec.mutable_precision()->set_recipe("fp8_blockwise");
+  });
   return job;
 }
 
