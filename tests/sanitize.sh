@@ -24,8 +24,8 @@ esac
 
 # Parsers of what comes from outside, owners of files, the state machines, and the CPU's kernels.
 address_tests="unit_base unit_kernels unit_proto_spec unit_proto_precision unit_proto_convert
-  unit_worker_data unit_worker_comm unit_worker_checkpoint unit_controller_store unit_controller_core unit_controller_policy
-  unit_controller_scheduler cluster_sim_test"
+  unit_worker_data unit_worker_comm unit_worker_checkpoint unit_controller_store unit_controller_core
+  unit_controller_policy unit_controller_scheduler cluster_sim_test"
 # Debian's gRPC is not instrumented: whatever is handed over through it would be reported, so what
 # needs it is not here. For Abseil's mutex see tests/support/tsan_absl.cc.
 thread_tests="unit_base unit_worker_comm"
