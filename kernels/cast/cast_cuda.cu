@@ -53,9 +53,12 @@ __global__ void __launch_bounds__(256)
       Load8Plain(y + i, vy);
     }
   } else {
-    for (int j = 0; j < count; ++j) {
-      vx[j] = ToFloat(x[i + j]);
-      vy[j] = b != 0.0f ? ToFloat(y[i + j]) : 0.0f;
+#pragma unroll  // an index known at compile time keeps the arrays in registers
+    for (int j = 0; j < 8; ++j) {
+      if (j < count) {
+        vx[j] = ToFloat(x[i + j]);
+        vy[j] = b != 0.0f ? ToFloat(y[i + j]) : 0.0f;
+      }
     }
   }
 #pragma unroll
@@ -68,8 +71,11 @@ __global__ void __launch_bounds__(256)
   if (vector) {
     Store8(y + i, vy);
   } else {
-    for (int j = 0; j < count; ++j) {
-      y[i + j] = FromFloat<Y>(vy[j]);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (j < count) {
+        y[i + j] = FromFloat<Y>(vy[j]);
+      }
     }
   }
 }

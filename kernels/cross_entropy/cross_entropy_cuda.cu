@@ -1,6 +1,7 @@
 // Fused cross entropy: a block a row. Up to kVectors·8·1024 logits stay in registers between the
 // maximum, the sum and the gradient, so memory sees each logit once in and once out; longer rows
-// are read again (from L2). Losses of rows go through scratch and are added in row order.
+// are read again (from L2). A warp sums against its own maximum, so that one exchange over the
+// block brings both. Losses of rows go through scratch and are added in row order.
 #include "base/check.h"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/device.cuh"
@@ -40,23 +41,19 @@ __device__ __forceinline__ void StoreGradient(T* row, std::int64_t vocab, std::i
   }
 }
 
-__device__ __forceinline__ float BlockMax(float v, float* smem) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
-  v = WarpMax(v);
-  __syncthreads();
-  if (lane == 0) {
-    smem[warp] = v;
-  }
-  __syncthreads();
-  return WarpMax(lane < warps ? smem[lane] : -__builtin_huge_valf());
+// e^x for x <= 0 in two instructions; results below 2^-126 are zero.
+__device__ __forceinline__ float Exp(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.44269504f));
+  return power;
 }
 
 // kVectors > 0: the row fits in registers (BF16 as 4 words a vector).
 template <class T, int kBlock, int kVectors>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, 1024 / kBlock)
     cross_entropy_kernel(std::int64_t vocab, T* logits, const std::int32_t* target, float dloss,
                          double* row_loss) {
-  __shared__ float smem[33];
+  __shared__ float2 parts[kBlock / 32];  // maximum and sum of a warp
   const std::int64_t r = blockIdx.x;
   T* row = logits + r * vocab;
   const std::int32_t want = target[r];
@@ -104,7 +101,8 @@ __global__ void __launch_bounds__(kBlock)
       }
     }
   }
-  const float top = BlockMax(best, smem);
+  best = WarpMax(best);
+  const float shift = best == -__builtin_huge_valf() ? 0.0f : best;
   float sum = 0;
 #pragma unroll
   for (int u = 0; u < vectors; ++u) {
@@ -118,12 +116,20 @@ __global__ void __launch_bounds__(kBlock)
       }
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        sum += __expf(v[j] - top);
+        sum += Exp(v[j] - shift);
       }
     }
   }
+  sum = WarpSum(sum);
+  const int lane = threadIdx.x & 31;
+  if (lane == 0) {
+    parts[threadIdx.x >> 5] = make_float2(best, sum);
+  }
   __syncthreads();
-  sum = BlockSum(sum, smem);
+  const float2 part = lane < kBlock / 32 ? parts[lane] : make_float2(-__builtin_huge_valf(), 0.0f);
+  const float top = WarpMax(part.x);
+  // A warp without logits has no sum; its difference of infinities would be NaN.
+  sum = WarpSum(part.x == -__builtin_huge_valf() ? 0.0f : part.y * Exp(part.x - top));
   if (threadIdx.x == 0) {
     row_loss[r] =
         log(static_cast<double>(sum)) - (static_cast<double>(at_target) - static_cast<double>(top));
@@ -144,7 +150,13 @@ __global__ void __launch_bounds__(kBlock)
       }
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        v[j] = __expf(v[j] - top) * factor - (at + j == want ? dloss : 0.0f);
+        v[j] = Exp(v[j] - top) * factor;
+      }
+      if (want >= at && want < at + 8) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          v[j] -= at + j == want ? dloss : 0.0f;
+        }
       }
       StoreGradient(row, vocab, at, v);
     }

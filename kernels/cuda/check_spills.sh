@@ -2,7 +2,6 @@
 # Compiler launcher of the CUDA plug-in: runs the compilation and fails it when a kernel spills more
 # than LIMIT bytes of registers to local memory, which costs more than anything else in these kernels.
 #   check_spills.sh LIMIT COMPILER [ARGUMENT …]      (with -Xptxas=--warn-on-spills)
-# A few bytes, outside of loops, are the price of one more resident block and measured to be worth it.
 limit=$1
 shift
 errors=$(mktemp) || exit 1

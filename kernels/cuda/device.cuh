@@ -242,6 +242,19 @@ __device__ __forceinline__ T BlockSum(T v, T* smem) {
   return smem[32];
 }
 
+// blockIdx.x and threadIdx.x read anew: where registers are short, what is computed from them
+// before and after a long stretch need not be kept in between.
+__device__ __forceinline__ unsigned BlockIndexAnew() {
+  unsigned x;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+  return x;
+}
+__device__ __forceinline__ unsigned ThreadIndexAnew() {
+  unsigned x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
 // ---------------------------------------------------------------- row groups
 
 struct Groups {

@@ -131,7 +131,7 @@ __global__ void scatter_tokens_kernel(const std::int32_t* tokens, std::int64_t c
 // of matches in shared memory (in order: counts of warps, then of lanes); four threads a column
 // vector each add a quarter of it.
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 4)
     sum_frequent_kernel(const std::int32_t* tokens, std::int64_t count, const Frequent* frequent,
                         std::int64_t hidden, const T* d_out, float* partial) {
   __shared__ std::int32_t match[1024], warp_count[8];
@@ -226,7 +226,7 @@ inline constexpr int kRanked = 2048;  // positions that fit into shared memory a
 // columns. Up to kRanked positions are ranked in shared memory; more (a batch beyond 32768 tokens)
 // are found in order by their rank in global memory, kRanked at a time.
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 4)
     embedding_backward_kernel(const std::int32_t* counts, const std::int32_t* start,
                               const std::int32_t* distinct, const std::int32_t* distinct_count,
                               const std::int32_t* position, std::int32_t frequent_from,

@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(512, 2) quantize_blocks_kernel(BlocksParams p)
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const unsigned tiles_n = static_cast<unsigned>(p.n / 128);
   const unsigned tiles_k = static_cast<unsigned>(p.k / 128);
-  const unsigned tile_k = blockIdx.x % tiles_k;
-  const unsigned row_tile = blockIdx.x / tiles_k;  // of all groups
+  unsigned tile_k = blockIdx.x % tiles_k;
+  unsigned row_tile = blockIdx.x / tiles_k;  // of all groups
 
   uint4 raw[8];
   {
@@ -131,6 +131,9 @@ __global__ void __launch_bounds__(512, 2) quantize_blocks_kernel(BlocksParams p)
       cast_row(i);
     }
   }
+  const unsigned block = BlockIndexAnew();
+  tile_k = block % tiles_k;
+  row_tile = block / tiles_k;
   const unsigned group = row_tile / tiles_n, tile_n = row_tile % tiles_n;
   if constexpr (kColumns) {
     __syncthreads();

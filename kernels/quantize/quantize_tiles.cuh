@@ -451,41 +451,46 @@ __device__ __forceinline__ void WriteTransposed(const std::uint8_t* smem, int co
 
 // ---------------------------------------------------------------- rows and columns
 
-// Blocks of the tile kernel on an SM: as many as their registers allow.
+// A thread holds 8 columns of kTileRows consecutive rows: eight where they are packed in 16 bytes
+// each, else four, so that at least two blocks fit on an SM.
+template <class Source>
+inline constexpr int kTileRows = sizeof(typename Source::Kept) == 16 ? 8 : 4;
+template <class Source>
+inline constexpr int kTileThreads = 2048 / kTileRows<Source>;
 template <class Source, int kTile, bool kRow>
-inline constexpr int kTileBlocks = sizeof(typename Source::Kept) == 16 && kTile > 0 ? 3
-                                   : kRow || kTile > 0                              ? 2
-                                                                                    : 1;
+inline constexpr int kTileBlocks = kTileRows<Source> == 8 && kTile > 0 ? 3
+                                   : kRow || kTile > 0                 ? 2
+                                                                       : 1;
 
-// Thread (lane16, slot): 8 columns of 8 consecutive rows. Tiles go along the rows, so that reads
-// are long runs; a block asks L2 for the tile `ahead` blocks later. Places are 32-bit: a register
-// each.
+// Thread (lane16, slot). Tiles go along the rows, so that reads are long runs; a block asks L2 for
+// the tile `ahead` blocks later. Places are 32-bit: a register each.
 template <class Source, int kTile, bool kRow, bool kE5M2>
-__global__ void __launch_bounds__(256, kTileBlocks<Source, kTile, kRow>)
+__global__ void __launch_bounds__(kTileThreads<Source>, kTileBlocks<Source, kTile, kRow>)
     quantize_tile_kernel(Source source, QuantizeParams p, unsigned ahead) {
   using M = typename Source::Magnitude;
+  constexpr int kRows = kTileRows<Source>, kThreads = kTileThreads<Source>, kWarps = kThreads / 32;
   constexpr int kDivisor = kTile > 0 ? kTile : 128;
   constexpr int kPerEdge = 128 / kDivisor;  // dequant_scales along an edge of the block's tile
   __shared__ __align__(16) std::uint8_t codes_t[128 * 128];
-  __shared__ __align__(16) std::uint32_t col_part[8][128];
+  __shared__ __align__(16) std::uint32_t col_part[kWarps][128];
   __shared__ __align__(16) float row_marked[kPerEdge][128], col_marked[kPerEdge][128];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int lane16 = threadIdx.x & 15, slot = threadIdx.x >> 4;
+  int lane16 = threadIdx.x & 15, slot = threadIdx.x >> 4;
   const unsigned col_tiles = (static_cast<unsigned>(p.cols) + 127) / 128;
-  const int row0 = static_cast<int>(blockIdx.x / col_tiles) * 128;
-  const int col0 = static_cast<int>(blockIdx.x % col_tiles) * 128;
-  const int col = col0 + lane16 * 8, first = row0 + slot * 8;
-  const bool col_in = kTile == 128 || col < p.cols;                // 128-wide tiles are whole
-  const int rows_here = min(8, static_cast<int>(p.rows) - first);  // may be negative
+  int row0 = static_cast<int>(blockIdx.x / col_tiles) * 128;
+  int col0 = static_cast<int>(blockIdx.x % col_tiles) * 128;
+  const int col = col0 + lane16 * 8, first = row0 + slot * kRows;
+  const bool col_in = kTile == 128 || col < p.cols;                    // 128-wide tiles are whole
+  const int rows_here = min(kRows, static_cast<int>(p.rows) - first);  // may be negative
   ThreadStats stats;
 
-  typename Source::Kept kept[8];
+  typename Source::Kept kept[kRows];
   int group, real_here;  // real rows of the tile
   {
-    typename Source::Loaded loaded[8];
-    float factor[8];
+    typename Source::Loaded loaded[kRows];
+    float factor[kRows];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       const bool there = i < rows_here && col_in;
       factor[i] = there ? source.RowFactor(first + i) : 0.0f;
       if (there) {
@@ -494,7 +499,7 @@ __global__ void __launch_bounds__(256, kTileBlocks<Source, kTile, kRow>)
         Source::Zero(loaded[i]);
       }
     }
-    if (blockIdx.x + ahead < gridDim.x) {
+    if (threadIdx.x < 256 && blockIdx.x + ahead < gridDim.x) {
       const unsigned then = blockIdx.x + ahead;
       const std::int64_t r = std::int64_t{then / col_tiles} * 128 + (threadIdx.x >> 1);
       const std::int64_t c = std::int64_t{then % col_tiles} * 128 + (threadIdx.x & 1) * 64;
@@ -510,14 +515,14 @@ __global__ void __launch_bounds__(256, kTileBlocks<Source, kTile, kRow>)
     real_here =
         static_cast<int>(max(std::int64_t{0}, min(std::int64_t{128}, owner.real_end - row0)));
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       kept[i] = Source::Keep(loaded[i], factor[i]);
     }
   }
-  const int real = min(8, real_here - slot * 8);  // of this thread's rows
-  if (real < 8) {
+  const int real = min(kRows, real_here - slot * kRows);  // of this thread's rows
+  if (real < kRows) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       if (i >= real) {
         Source::ZeroKept(kept[i]);
       }
@@ -526,13 +531,13 @@ __global__ void __launch_bounds__(256, kTileBlocks<Source, kTile, kRow>)
   const float given = kTile == 0 ? p.quant_scale[group] : 1.0f;
 
   std::uint32_t col_amax[M::kWords] = {};
-  std::uint32_t largest[8];
-  unsigned wild = 0;  // bit i: row i
+  std::uint32_t largest[kRows];
+  bool wild = false;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < kRows; ++i) {
     std::uint32_t w[M::kWords];
     Source::Magnitudes(kept[i], w);
-    wild |= TameAll<M>(w, col_in && i < real, stats) ? 1u << i : 0;
+    wild |= TameAll<M>(w, col_in && i < real, stats);
     largest[i] = MaxWord<M>(w);
 #pragma unroll
     for (int j = 0; j < M::kWords; ++j) {
@@ -569,49 +574,43 @@ __global__ void __launch_bounds__(256, kTileBlocks<Source, kTile, kRow>)
   }
 
   if constexpr (kRow) {
-    float quant_scale[8];
+    float mine = given;  // of the row that the lane decides
     if constexpr (kTile == 128) {
-      std::uint32_t top[8];
+      std::uint32_t top[kRows];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < kRows; ++i) {
         top[i] = largest[i];
       }
-      const std::uint32_t amax = M::Largest(HalfWarpMaxima<M, 8>(top));
-      const float mine = TileQuantScale<128>(amax, p);
-      if ((lane & 1) == 0) {
-        row_marked[0][slot * 8 + OwnedBy<8>(lane)] = Marked(mine, amax);
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        quant_scale[i] = __shfl_sync(kFullMask, mine, OwnerOf<8>(lane, i));
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        quant_scale[i] = given;
-        if constexpr (kTile == 32) {
-          const std::uint32_t amax = MaxOverLanes<4>(M::Largest(largest[i]));
-          quant_scale[i] = TileQuantScale<32>(amax, p);
-          if ((lane16 & 3) == 0) {
-            row_marked[lane16 / 4][slot * 8 + i] = Marked(quant_scale[i], amax);
-          }
-        }
+      const std::uint32_t amax = M::Largest(HalfWarpMaxima<M, kRows>(top));
+      mine = TileQuantScale<128>(amax, p);
+      if ((lane & (16 / kRows - 1)) == 0) {
+        row_marked[0][slot * kRows + OwnedBy<kRows>(lane)] = Marked(mine, amax);
       }
     }
-    if (col_in) {
-      std::uint8_t* out = p.row.q + std::int64_t{first} * p.row.ld + col;
+    std::uint8_t* out = p.row.q + std::int64_t{first} * p.row.ld + col;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kRows; ++i) {
+      float quant_scale = given;
+      if constexpr (kTile == 128) {
+        quant_scale = __shfl_sync(kFullMask, mine, OwnerOf<kRows>(lane, i));
+      } else if constexpr (kTile == 32) {
+        const std::uint32_t amax = MaxOverLanes<4>(M::Largest(largest[i]));
+        quant_scale = TileQuantScale<32>(amax, p);
+        if ((lane16 & 3) == 0) {
+          row_marked[lane16 / 4][slot * kRows + i] = Marked(quant_scale, amax);
+        }
+      }
+      if (col_in) {
         float v[8];
         Source::Values(kept[i], v);
-        const uint2 codes = Encode8<kE5M2>(v, quant_scale[i]);
+        const uint2 codes = Encode8<kE5M2>(v, quant_scale);
         if (i < rows_here) {
           *reinterpret_cast<uint2*>(out + i * p.row.ld) = codes;
         }
         if (i < real) {
           const bool saturates =
-              kTile == 0 && MaySaturate(kE5M2, M::Largest(largest[i]), quant_scale[i]);
-          CountCast8(kE5M2, v, codes, quant_scale[i], (wild >> i & 1) != 0 || saturates, stats);
+              kTile == 0 && MaySaturate(kE5M2, M::Largest(largest[i]), quant_scale);
+          CountCast8(kE5M2, v, codes, quant_scale, wild || saturates, stats);
         }
       }
     }
@@ -619,25 +618,28 @@ __global__ void __launch_bounds__(256, kTileBlocks<Source, kTile, kRow>)
 
   if constexpr (kTile > 0) {
     __syncthreads();
-    for (int i = threadIdx.x; i < kPerEdge * 128; i += 256) {
+    for (int i = threadIdx.x; i < kPerEdge * 128; i += kThreads) {
       const int part = i / 128, c = i % 128;
       std::uint32_t amax = 0;
 #pragma unroll
-      for (int w = 0; w < 8 / kPerEdge; ++w) {
-        amax = max(amax, col_part[part * (8 / kPerEdge) + w][c]);
+      for (int w = 0; w < kWarps / kPerEdge; ++w) {
+        amax = max(amax, col_part[part * (kWarps / kPerEdge) + w][c]);
       }
       col_marked[part][c] = Marked(TileQuantScale<kTile>(amax, p), amax);
     }
     __syncthreads();
   }
+  const unsigned thread = ThreadIndexAnew();
+  lane16 = static_cast<int>(thread & 15);
+  slot = static_cast<int>(thread >> 4);
   float col_quant[8];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     // 16 bytes at a time: single words, 8 apart, would meet in banks.
     float4 four = make_float4(given, given, given, given);
     if constexpr (kTile > 0) {
-      four =
-          *reinterpret_cast<const float4*>(&col_marked[slot * 8 / kDivisor][lane16 * 8 + half * 4]);
+      four = *reinterpret_cast<const float4*>(
+          &col_marked[slot * kRows / kDivisor][lane16 * 8 + half * 4]);
     }
     col_quant[half * 4] = fabsf(four.x);
     col_quant[half * 4 + 1] = fabsf(four.y);
@@ -647,21 +649,31 @@ __global__ void __launch_bounds__(256, kTileBlocks<Source, kTile, kRow>)
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float quant_scale = col_quant[j];
-    float v[8];
+    float v[kRows];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       float all[8];
       Source::Values(kept[i], all);
       v[i] = all[j];
     }
-    const uint2 codes = Encode8<kE5M2>(v, quant_scale);
-    StoreTransposed(codes_t, lane16 * 8 + j, slot, codes);
+    std::uint32_t codes[kRows / 4];
+#pragma unroll
+    for (int i = 0; i < kRows; i += 4) {
+      codes[i / 4] =
+          Encode4<kE5M2>(__fmul_rn(v[i], quant_scale), __fmul_rn(v[i + 1], quant_scale),
+                         __fmul_rn(v[i + 2], quant_scale), __fmul_rn(v[i + 3], quant_scale));
+    }
+    if constexpr (kRows == 8) {
+      StoreTransposed(codes_t, lane16 * 8 + j, slot, make_uint2(codes[0], codes[1]));
+    } else {
+      StoreTransposed4(codes_t, lane16 * 8 + j, slot, codes[0]);
+    }
     if (!kRow && col + j < p.cols) {
       // Elements are counted with their column's scale; rows behind the group's end are left out.
       const DType format = kE5M2 ? DType::kE5M2 : DType::kE4M3;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const std::uint32_t magnitude = ((i < 4 ? codes.x : codes.y) >> (8 * (i & 3))) & 0x7Fu;
+      for (int i = 0; i < kRows; ++i) {
+        const std::uint32_t magnitude = (codes[i / 4] >> (8 * (i & 3))) & 0x7Fu;
         const bool counted = i < real, nonzero = v[i] != 0.0f;
         stats.zero += counted && !nonzero ? 1 : 0;
         stats.flushed += counted && nonzero && magnitude == 0 ? 1 : 0;
@@ -670,10 +682,14 @@ __global__ void __launch_bounds__(256, kTileBlocks<Source, kTile, kRow>)
     }
   }
   __syncthreads();
+  const unsigned block = BlockIndexAnew();
+  row0 = static_cast<int>(block / col_tiles) * 128;
+  col0 = static_cast<int>(block % col_tiles) * 128;
   const int columns = kTile == 128 ? 128 : min(128, static_cast<int>(p.cols) - col0);
-  WriteTransposed<256>(codes_t, columns, p.col.q + std::int64_t{col0} * p.col.ld + row0, p.col.ld);
+  WriteTransposed<kThreads>(codes_t, columns, p.col.q + std::int64_t{col0} * p.col.ld + row0,
+                            p.col.ld);
   if constexpr (kTile > 0) {
-    // One half of the threads writes the columns' scales, the other the rows'.
+    // 128 threads write the columns' scales, 128 others the rows'.
     const int at = threadIdx.x & 127;
 #pragma unroll
     for (int part = 0; part < kPerEdge; ++part) {
@@ -683,7 +699,7 @@ __global__ void __launch_bounds__(256, kTileBlocks<Source, kTile, kRow>)
                               std::int64_t{row0 / kDivisor + part} * p.col.tile_stride] =
               UnmarkedDequant(col_marked[part][at], !kRow, stats);
         }
-      } else if (kRow && row0 + at < p.rows && part * kDivisor < columns) {
+      } else if (kRow && threadIdx.x < 256 && row0 + at < p.rows && part * kDivisor < columns) {
         p.row.dequant_scale[std::int64_t{row0 + at} * p.row.row_stride +
                             std::int64_t{col0 / kDivisor + part} * p.row.tile_stride] =
             UnmarkedDequant(row_marked[part][at], true, stats);
@@ -717,12 +733,13 @@ void LaunchQuantizeAs(OpsContext* context, const Source& source, const QuantizeP
   const unsigned ahead =
       static_cast<unsigned>(context->multiprocessors * kTileBlocks<Source, kTile, true>) / 2;
   if (p.row.q != nullptr) {
-    quantize_tile_kernel<Source, kTile, true, kE5M2><<<tiles, 256, 0, stream>>>(source, p, ahead);
+    quantize_tile_kernel<Source, kTile, true, kE5M2>
+        <<<tiles, kTileThreads<Source>, 0, stream>>>(source, p, ahead);
   } else {
     OCTAVO_CHECK(kColumnsAlone, "a column-wise copy needs the row-wise one here");
     if constexpr (kColumnsAlone) {
       quantize_tile_kernel<Source, kTile, false, kE5M2>
-          <<<tiles, 256, 0, stream>>>(source, p, ahead);
+          <<<tiles, kTileThreads<Source>, 0, stream>>>(source, p, ahead);
     }
   }
 }
