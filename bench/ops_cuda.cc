@@ -984,7 +984,8 @@ void GroupedTable(Bench& b) {
                    !fp8 || g.fp8[at] > g.deep[at] ? "torch" : "DeepGEMM",
                    [&] { b.ops().grouped_gemm(b.context(), a); });
       }
-      // FP8 of general tiles, then of a casting-free recipe; both add to the gradients, as a step.
+      // FP8 of general tiles, then of a casting-free recipe; written, as a step's first gradient
+      // is.
       for (const bool flow : {false, true}) {
         if (flow && !fp8) {
           continue;

@@ -214,6 +214,9 @@ struct GroupedWgradArgs {
   float* c;             // [groups, M, N] FP32
   bool accumulate;
   Accumulate mode;
+  // FP8 of 1×128 tiles: D is the same in all of every 128 rows of A and of B, as transpose_scaled
+  // leaves it. A promise that saves work, not another layout.
+  bool same_by_128 = false;
 };
 
 // ---------------------------------------------------------------- router (NUMERICS 8), FP32

@@ -9,7 +9,7 @@
 namespace octavo {
 
 // Raise on any change of ops.h, stats.h, tensor.h, worker/comm/communicator.h or this file.
-inline constexpr std::uint32_t kOpsAbiVersion = 4;
+inline constexpr std::uint32_t kOpsAbiVersion = 5;
 
 struct DeviceFacts {
   char name[128];

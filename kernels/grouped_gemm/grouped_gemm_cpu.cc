@@ -14,6 +14,18 @@ const void* Advance(const void* data, DType dtype, std::int64_t elements) {
   return static_cast<const std::uint8_t*>(data) + elements * DTypeBytes(dtype);
 }
 
+// The promise of GroupedWgradArgs::same_by_128.
+void CheckSameBy128(const QTensor& q, std::int64_t tiles) {
+  for (std::int64_t t = 0; t < tiles; ++t) {
+    for (std::int64_t r = 0; r < q.rows; ++r) {
+      const float* column = q.dequant_scale + t * q.scale_tile_stride;
+      OCTAVO_CHECK(column[r * q.scale_row_stride] == column[r / kTile * kTile * q.scale_row_stride],
+                   "grouped_wgrad: D of row %lld, tile %lld is not that of its 128 rows",
+                   static_cast<long long>(r), static_cast<long long>(t));
+    }
+  }
+}
+
 }  // namespace
 
 void GroupedGemm(OpsContext* ops_context, const GroupedGemmArgs& args) {
@@ -62,6 +74,16 @@ void GroupedWgrad(OpsContext* ops_context, const GroupedWgradArgs& args) {
   if (args.a.quant.present() && args.b.quant.present()) {
     CheckQTensor(args.a.quant, args.m, columns, "grouped_wgrad, A");
     CheckQTensor(args.b.quant, args.n, columns, "grouped_wgrad, B");
+  }
+  if (args.same_by_128) {
+    for (std::int64_t g = 0; g < groups.count; ++g) {
+      const std::int64_t first = groups.host_begin[g] / kTile;
+      const std::int64_t tiles = CeilDiv(groups.host_rows[g], kTile);
+      for (QTensor q : {args.a.quant, args.b.quant}) {
+        q.dequant_scale += first * q.scale_tile_stride;
+        CheckSameBy128(q, tiles);
+      }
+    }
   }
   for (std::int64_t g = 0; g < groups.count; ++g) {
     const std::int64_t begin = groups.host_begin[g];

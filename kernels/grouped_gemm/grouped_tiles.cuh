@@ -17,160 +17,9 @@
 // fetches dequant_scales, so that the multiplying warps never wait for an address.
 #pragma once
 
-#include "kernels/cuda/device.cuh"
-#include "kernels/cuda/hopper.cuh"
+#include "kernels/grouped_gemm/grouped_walk.cuh"
 
 namespace octavo::cuda::grouped {
-
-inline constexpr int kMaxGroups = 512;
-inline constexpr int kTileM = 128, kTileN = 256, kRowBytes = 128;
-inline constexpr int kThreads = 384;
-inline constexpr int kBand = 16;  // row tiles that are worked on together
-inline constexpr int kAhead = 4;  // tiles handed out ahead
-
-enum class Scaling : std::uint8_t {
-  kNone,     // plain sums; FP8: one D per group and operand, applied at the end
-  kUniform,  // promoted; B's D is one for 128 columns
-  kColumns,  // promoted; B's D is one per column
-};
-
-// D at base + group·group_stride + row·row_stride + block·tile_stride; rows of B are 128 columns of
-// C (kUniform) or one (kColumns, row_stride 1).
-struct Scales {
-  const float* base;
-  std::int64_t group_stride, row_stride, tile_stride;
-};
-
-struct Params {
-  const std::int64_t* begin;
-  const std::int64_t* rows;
-  int groups;
-  int m, n, k;  // m: of wgrad only; k: of fprop and dgrad only
-  std::int64_t padded_rows;
-  Scales a, b;
-  void* c;  // [P, n] or [groups, m, n]
-  bool accumulate;
-};
-
-// One tile of work, as the scheduling warp hands it out.
-struct __align__(16) Tile {
-  int group;   // -1: no more
-  int m0, n0;  // of C within the group (m0) and its columns
-  int row0;    // fprop: first row of the tile in the buffer; wgrad: first row of the group
-  int real;    // fprop: real rows from row0 on; wgrad: rows of the group
-  int unused[3];
-};
-
-template <hopper::Input kInputValue, Scaling kScalingValue, bool kWgradValue, bool kF32Value,
-          bool kMnBValue, int kStagesValue>
-struct Config {
-  static constexpr hopper::Input kInput = kInputValue;
-  static constexpr Scaling kScaling = kScalingValue;
-  static constexpr bool kWgrad = kWgradValue;  // the contraction is over rows of a group
-  static constexpr bool kF32 = kF32Value;
-  static constexpr bool kBf16 = kInput == hopper::Input::kBF16;
-  static constexpr bool kMnA = kBf16 && kWgrad, kMnB = kMnBValue;
-  static constexpr int kStages = kStagesValue;
-  static constexpr int kBlockK = kBf16 ? 64 : 128;  // elements of K a stage
-  static constexpr int kStageA = kTileM * kRowBytes, kStageB = kTileN * kRowBytes;
-  static constexpr int kStageBytes = kStageA + kStageB;
-  // D of a stage: one for each row of A, then one for each column of B or for each 128 of them.
-  static constexpr bool kScaled = kScaling != Scaling::kNone;
-  static constexpr int kScaleBytes =
-      !kScaled ? 0 : kTileM * 4 + (kScaling == Scaling::kColumns ? kTileN * 4 : 16);
-  // Results pass through boxes of 64 rows by 128 bytes; a warpgroup has room for kSlots and writes
-  // kStepBoxes between two barriers.
-  static constexpr int kBoxBytes = 64 * kRowBytes, kSlots = 4;
-  static constexpr int kBoxColumns = kRowBytes / (kF32 ? 4 : 2);
-  static constexpr int kStepBoxes = kF32 ? 2 : 4, kSteps = kTileN / kBoxColumns / kStepBoxes;
-  static constexpr int kStagingAt = kStages * kStageBytes;
-  static constexpr int kScalesAt = kStagingAt + 2 * kSlots * kBoxBytes;
-  static constexpr int kTilesAt = kScalesAt + kStages * kScaleBytes;
-  static constexpr int kBarriersAt = kTilesAt + kAhead * static_cast<int>(sizeof(Tile));
-  static constexpr int kStartsAt = kBarriersAt + 2 * (kStages + kAhead) * 8;
-  static constexpr int SharedBytes(int groups) { return kStartsAt + (groups + 1) * 4; }
-};
-
-// Walks the tiles of this block in order. starts[g]: row tiles of all groups before g.
-template <class C>
-class Walk {
- public:
-  __device__ Walk(const Params& p, const int* starts)
-      : p_(p), starts_(starts), tiles_n_((p.n + kTileN - 1) / kTileN), at_(blockIdx.x) {
-    total_ = starts[p.groups] * tiles_n_;
-  }
-  __device__ bool Next(Tile* t) {
-    if (at_ >= total_) {
-      return false;
-    }
-    while (at_ >= starts_[group_ + 1] * tiles_n_) {
-      ++group_;
-    }
-    const int first = starts_[group_], tiles_m = starts_[group_ + 1] - first;
-    const int index = at_ - first * tiles_n_;
-    const int band = index / (kBand * tiles_n_);
-    const int height = min(kBand, tiles_m - band * kBand);
-    const int rest = index - band * kBand * tiles_n_;
-    t->group = group_;
-    t->n0 = rest / height * kTileN;
-    t->m0 = (band * kBand + rest % height) * kTileM;
-    const int begin = static_cast<int>(p_.begin[group_]);
-    const int rows = static_cast<int>(p_.rows[group_]);
-    t->row0 = C::kWgrad ? begin : begin + t->m0;
-    t->real = C::kWgrad ? rows : rows - t->m0;
-    at_ += gridDim.x;
-    return true;
-  }
-
- private:
-  const Params& p_;
-  const int* starts_;
-  int tiles_n_, at_, total_, group_ = 0;
-};
-
-// Stages of the ring in order.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  std::uint32_t phase = 0;
-  __device__ void Step() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
-// The tiles handed out, from the side of a warp that takes them.
-class Handed {
- public:
-  __device__ Handed(const Tile* tiles, std::uint64_t* full, std::uint64_t* empty)
-      : tiles_(tiles), full_(full), empty_(empty) {}
-  // Called by the whole warp, or by one thread that stands for it (alone).
-  __device__ __forceinline__ bool Next(Tile* t, bool alone = false) {
-    hopper::BarrierWait(&full_[ring_.stage], ring_.phase);
-    *t = tiles_[ring_.stage];
-    if (!alone) {
-      __syncwarp();
-    }
-    if (alone || threadIdx.x % 32 == 0) {
-      hopper::BarrierArrive(&empty_[ring_.stage]);
-    }
-    ring_.Step();
-    return t->group >= 0;
-  }
-
- private:
-  const Tile* tiles_;
-  std::uint64_t *full_, *empty_;
-  Ring<kAhead> ring_;
-};
-
-template <class C>
-__device__ __forceinline__ int Blocks(const Params& p, const Tile& t) {
-  const int length = C::kWgrad ? t.real : p.k;
-  return (length + C::kBlockK - 1) / C::kBlockK;
-}
 
 // Writes a warpgroup's 64 rows of results, acc as hopper::Product lays them out, from row m0 of the
 // tensor's plane `z`.
@@ -186,9 +35,13 @@ __device__ __forceinline__ void StoreRows(const CUtensorMap* map, bool add, int 
       break;
     }
     std::uint8_t* boxes = slots + step * C::kStepBoxes % C::kSlots * C::kBoxBytes;
-    // These slots' boxes of before have left.
+    // These slots' boxes of before have left: of the tile before, any (it may have been narrow).
     if (elected) {
-      hopper::BulkWaitRead<C::kSlots / C::kStepBoxes - 1>();
+      if (step == 0) {
+        hopper::BulkWaitRead<0>();
+      } else {
+        hopper::BulkWaitRead<C::kSlots / C::kStepBoxes - 1>();
+      }
     }
     hopper::NamedSync(barrier, 128);
 #pragma unroll
@@ -196,12 +49,17 @@ __device__ __forceinline__ void StoreRows(const CUtensorMap* map, bool add, int 
       const int first = (step * C::kStepBoxes + i) * C::kBoxColumns / 2;  // of acc
       const std::uint32_t box = hopper::SharedAddress(boxes + i * C::kBoxBytes);
       if constexpr (C::kF32) {
+        // Odd rows go two blocks of eight columns ahead: with the swizzle, half a warp's rows then
+        // lie in different banks.
         const std::uint32_t at = box + (warp_row + lane / 4) * kRowBytes + (lane & 1) * 8;
+        const bool odd = (lane / 4 & 1) != 0;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const std::uint32_t to = at + ((2 * j + (lane % 4) / 2) ^ (lane / 4)) * 16;
-          hopper::StoreShared(to, acc[first + 4 * j], acc[first + 4 * j + 1]);
-          hopper::StoreShared(to + 8 * kRowBytes, acc[first + 4 * j + 2], acc[first + 4 * j + 3]);
+          const float *v = &acc[first + 4 * j], *w = &acc[first + 4 * (j ^ 2)];
+          const std::uint32_t chunk = 2 * (odd ? j ^ 2 : j) + lane % 4 / 2;
+          const std::uint32_t to = at + (chunk ^ (lane / 4)) * 16;
+          hopper::StoreShared(to, odd ? w[0] : v[0], odd ? w[1] : v[1]);
+          hopper::StoreShared(to + 8 * kRowBytes, odd ? w[2] : v[2], odd ? w[3] : v[3]);
         }
       } else {
         const std::uint32_t at = box + (warp_row + lane % 16) * kRowBytes;
@@ -271,16 +129,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   std::uint64_t* empty = full + C::kStages;
   std::uint64_t* tile_full = empty + C::kStages;
   std::uint64_t* tile_empty = tile_full + kAhead;
-  int* starts = reinterpret_cast<int*>(shared + C::kStartsAt);
+  int* table = reinterpret_cast<int*>(shared + C::kTableAt);
   const int warp = __shfl_sync(kFullMask, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
 
-  // Row tiles before each group: sizes first, then one warp sums.
-  for (int g = threadIdx.x; g < p.groups; g += kThreads) {
-    starts[g + 1] = C::kWgrad ? (p.m + kTileM - 1) / kTileM
-                              : static_cast<int>((p.rows[g] + kTileM - 1) / kTileM);
-  }
   if (threadIdx.x == 0) {
-    starts[0] = 0;
     for (int s = 0; s < C::kStages; ++s) {
       BarrierInit(&full[s], C::kScaled ? 33 : 1);
       BarrierInit(&empty[s], 8);
@@ -294,31 +146,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     PrefetchMap(&map_b);
     PrefetchMap(&map_c);
   }
-  __syncthreads();
-  if (warp == 0) {
-    int sum = 0;
-    for (int base = 0; base < p.groups; base += 32) {
-      const int g = base + lane;
-      int v = g < p.groups ? starts[g + 1] : 0;
-#pragma unroll
-      for (int o = 1; o < 32; o *= 2) {
-        const int below = __shfl_up_sync(kFullMask, v, o);
-        v += lane >= o ? below : 0;
-      }
-      if (g < p.groups) {
-        starts[g + 1] = sum + v;
-      }
-      sum += __shfl_sync(kFullMask, v, 31);
-    }
-  }
-  __syncthreads();
+  FillTable<C>(p, table);
 
   Handed handed(tiles, tile_full, tile_empty);
   if (warp >= 8) {
-    LowerRegisters<56>();
+    LowerRegisters<40>();
     if (warp == 8 && lane == 0) {
       // Hands out tiles.
-      Walk<C> walk(p, starts);
+      Walk<C> walk(p, table);
       Ring<kAhead> ring;
       Tile t{};
       for (bool more = true; more;) {
@@ -379,7 +214,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             LoadFloat(to + i * 128, a + min(row0 + lane + i * 32, last_row) * p.a.row_stride);
           }
           if constexpr (C::kScaling == Scaling::kColumns) {
-#pragma unroll
+#pragma unroll 1
             for (int i = 0; i < kTileN / 32; ++i) {
               LoadFloat(to + kTileM * 4 + i * 128,
                         b + min(t.n0 + lane + i * 32, p.n - 1) * p.b.row_stride);
@@ -395,7 +230,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
   } else {
-    RaiseRegisters<224>();
+    RaiseRegisters<232>();
     const int half = warp / 4;  // which 64 rows
     const int first_row = warp * 16;
     std::uint8_t* slots = shared + C::kStagingAt + half * C::kSlots * C::kBoxBytes;
@@ -457,30 +292,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           const float* rows =
               reinterpret_cast<const float*>(scale_stages + ring.stage * C::kScaleBytes);
           const float* columns = rows + kTileM;
-          const float row0 = rows[first_row + lane / 4], row1 = rows[first_row + lane / 4 + 8];
-          // B's D for a piece of columns, and whether it is one for all of them: a casting-free
-          // transpose leaves one D in 128 columns.
-          bool same[2];
-          float column[2];
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            same[h] = true;
-            if constexpr (C::kScaling == Scaling::kColumns) {
-              const float4 mine = reinterpret_cast<const float4*>(columns)[h * 32 + lane];
-              column[h] = __shfl_sync(kFullMask, mine.x, 0);
-              same[h] = __all_sync(kFullMask, mine.x == column[h] && mine.y == column[h] &&
-                                                  mine.z == column[h] && mine.w == column[h]);
-            } else {
-              column[h] = columns[h];
-            }
-          }
-          const auto promote = [&](const float(&part)[64], int h) {
-            if (C::kScaling == Scaling::kUniform || same[h]) {
-              Promote(part, &acc[h * 64], row0, row1, column[h]);
-            } else {
-              Promote(part, &acc[h * 64], row0, row1, columns + h * 128, lane);
-            }
-          };
+          float row0 = 0, row1 = 0, column[2] = {0, 0};
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             if (h < halves) {
@@ -495,18 +307,28 @@ __global__ void __launch_bounds__(kThreads, 1)
               }
               ProductCommit();
               NamedArrive(2 - half, 256);
+              if (h == 0) {
+                row0 = rows[first_row + lane / 4];
+                row1 = rows[first_row + lane / 4 + 8];
+                column[0] = columns[0];
+                column[1] = columns[1];
+              }
               ProductWait<0>();
               Pin(part);
-              if (C::kScaling == Scaling::kUniform && h == halves - 1 && lane == 0) {
-                BarrierArrive(&empty[ring.stage]);
+              if (C::kScaling == Scaling::kUniform) {
+                if (h == halves - 1 && lane == 0) {
+                  BarrierArrive(&empty[ring.stage]);
+                }
+                Promote(part, &acc[h * 64], row0, row1, column[h]);
+              } else {
+                Promote(part, &acc[h * 64], row0, row1, columns + h * 128, lane);
+                if (h == halves - 1) {
+                  __syncwarp();
+                  if (lane == 0) {
+                    BarrierArrive(&empty[ring.stage]);
+                  }
+                }
               }
-              promote(part, h);
-            }
-          }
-          if (C::kScaling == Scaling::kColumns) {
-            __syncwarp();
-            if (lane == 0) {
-              BarrierArrive(&empty[ring.stage]);
             }
           }
           ring.Step();

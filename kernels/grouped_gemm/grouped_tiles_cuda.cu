@@ -235,15 +235,16 @@ bool GroupedWgradTiles(const TileDevice& device, const GroupedWgradArgs& args) {
       params.b = TensorScales(qb);
     } else if (qa.tiling == Tiling::kRow128 && qb.tiling == Tiling::kRow128) {
       params.a = {qa.dequant_scale, 0, qa.scale_row_stride, qa.scale_tile_stride};
-      params.b = {qb.dequant_scale, 0, qb.scale_row_stride, qb.scale_tile_stride};
+      params.b = {qb.dequant_scale, 0, qb.scale_row_stride * (args.same_by_128 ? kTile : 1),
+                  qb.scale_tile_stride};
     } else {
       return false;
     }
     const std::int64_t rows = groups.padded_rows;
     const BoxedTensor a = KMajor(qa.q, qa.format, rows, args.m, 1, qa.stride(), grouped::kTileM);
     const BoxedTensor b = KMajor(qb.q, qb.format, rows, args.n, 1, qb.stride(), grouped::kTileN);
-    const bool fast = args.mode == Accumulate::kFast, e4m3 = qa.format == DType::kE4M3;
-    if (!tensor) {
+    const bool fast = tensor && args.mode == Accumulate::kFast, e4m3 = qa.format == DType::kE4M3;
+    if (!tensor && !args.same_by_128) {
       return e4m3 ? LaunchWgrad<Input::kE4M3, Scaling::kColumns>(device, args, a, b, params)
                   : LaunchWgrad<Input::kE5M2ByE4M3, Scaling::kColumns>(device, args, a, b, params);
     }

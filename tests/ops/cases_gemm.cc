@@ -222,6 +222,7 @@ void Wgrad(OpRun& run, bool fp8, Tiling tiling, DType fa, bool accumulate,
                    : run.Out<float>("c", DType::kF32, count, Agree::kRelative, tolerance);
   a.accumulate = accumulate;
   a.mode = s.mode;
+  a.same_by_128 = s.form == ScaleForm::kByBlock;
   run.ops.grouped_wgrad(run.context, a);
 }
 
@@ -362,6 +363,11 @@ std::vector<OpCase> GemmCases() {
        [](OpRun& r) {
          Wgrad(r, true, T::kRow128, D::kE4M3, true,
                {.m = 384, .n = 640, .form = ScaleForm::kByBlock});
+       }},
+      // Wide and narrow tiles of C one after the other, groups of no rows too.
+      {"wgrad_bf16_narrow_tiles",
+       [](OpRun& r) {
+         Wgrad(r, false, T::kNone, D::kBF16, false, {ManyGroups(), 192, 320});
        }},
       {"wgrad_fp8_deep",
        [](OpRun& r) {

@@ -182,7 +182,8 @@ void Product::WgradOf(const LayerContext& ctx, const Operand& dy, const Operand&
                                            .b = b,
                                            .c = shape_.weight.grad + first * shape_.n * shape_.k,
                                            .accumulate = !overwrite,
-                                           .mode = mode});
+                                           .mode = mode,
+                                           .same_by_128 = fp8 && IsCastingFree(recipe)});
   } else {
     ctx.ops().gemm(ctx.device(),
                    {.m = shape_.n,
