@@ -31,6 +31,16 @@ HWY_INLINE void AddTileScale(std::uint32_t amax_bits, float dequant_scale, RowTi
   }
 }
 
+// Counts what a tile has of zeros and non-finite elements; its amax.
+template <class T>
+HWY_INLINE std::uint32_t ScanTile(const T* x, std::int64_t n, RowTileCounts* counts) {
+  ScanCounts scan;
+  ScanRowLoop(x, n, &scan);
+  counts->scan.nonfinite += scan.nonfinite;
+  counts->scan.zeros += scan.zeros;
+  return scan.amax_bits;
+}
+
 // A tile with non-finite elements.
 template <class Format, class T>
 HWY_INLINE void EncodeWildTile(const T* x, float quant_scale, std::int64_t n, std::uint8_t* q,
@@ -61,11 +71,7 @@ HWY_INLINE void TileLoop(const RowTiles& row, const T* x, std::uint8_t* q, float
     std::uint32_t amax_bits = range.Largest();
     const bool wild = amax_bits >= 0x7F800000u;
     if (wild || range.HasZero()) {
-      ScanCounts scan;
-      ScanRowLoop(x + begin, row.tile, &scan);
-      amax_bits = scan.amax_bits;
-      counts->scan.nonfinite += scan.nonfinite;
-      counts->scan.zeros += scan.zeros;
+      amax_bits = ScanTile(x + begin, row.tile, counts);
     }
     const ScalePair scale = TileScale<Format>(row, amax_bits);
     if (wild) {
@@ -120,11 +126,7 @@ HWY_INLINE void TileLoop(const RowTiles& row, const std::uint16_t* x, std::uint8
     std::uint32_t amax_bits = Largest16(largest) << 16;
     const bool wild = amax_bits >= 0x7F800000u;
     if (wild || HasZero16(smallest)) {
-      ScanCounts scan;
-      ScanRowLoop(x + begin, row.tile, &scan);
-      amax_bits = scan.amax_bits;
-      counts->scan.nonfinite += scan.nonfinite;
-      counts->scan.zeros += scan.zeros;
+      amax_bits = ScanTile(x + begin, row.tile, counts);
     }
     const ScalePair scale = TileScale<Format>(row, amax_bits);
     if (wild) {
