@@ -97,12 +97,14 @@ all_losses() {  # N
 }
 
 # A quarter of the steps each with N ranks, N/2, N, 2N (where GPUs do not suffice, two ranks share one through
-# Gloo), each going on from the one before with its whole state; beside the CPU's curve, which never stops.
+# Gloo), each going on from the one before with its whole state; beside a curve of N ranks that never stopped
+# (on the same device: the CPU's has drifted away by as much as the limit allows after 20 steps).
 resume() {  # N
-  local whole=n$1-fp8-flow-cpu quarter=$((steps / 4 > 0 ? steps / 4 : 1)) part=0 ranks job last="" from begin
+  local whole=n$1-fp8-flow quarter=$((steps / 4 > 0 ? steps / 4 : 1)) part=0 ranks job last="" from begin
   if ! { wants losses && [[ " $recipes " = *" fp8_flow "* ]]; } || [ $((4 * quarter)) -gt "$steps" ]; then
     whole=n$1-whole
-    submit "$whole" fp8_flow "$1" cpu $((4 * quarter))
+    submit "$whole" fp8_flow "$1" "$device" $((4 * quarter))
+    settle
   fi
   local jobs=()
   for ranks in "$1" $(($1 / 2)) "$1" $((2 * $1)); do
