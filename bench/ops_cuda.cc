@@ -65,14 +65,20 @@ class Bench {
     ops().synchronize(context());
     return static_cast<T*>(p);
   }
-  // Gaussian numbers; a pattern of 4 M elements is repeated (a period beyond any tile).
+  // Gaussian numbers; a pattern of 4 M elements, made once and begun anywhere, is repeated (a
+  // period beyond any tile).
   void* Numbers(std::int64_t count, DType dtype, float size = 1.0f) {
     constexpr std::int64_t kPattern = 1 << 22;
     const std::int64_t n = std::min(count, kPattern), width = DTypeBytes(dtype);
-    std::normal_distribution<float> normal(0.0f, size);
+    if (pattern_.empty()) {
+      std::normal_distribution<float> normal(0.0f, 1.0f);
+      pattern_.resize(static_cast<std::size_t>(kPattern));
+      std::generate(pattern_.begin(), pattern_.end(), [&] { return normal(random_); });
+    }
+    const std::int64_t begin = Pick(0, kPattern - 1);
     std::vector<std::uint8_t> host(static_cast<std::size_t>(n * width));
     for (std::int64_t i = 0; i < n; ++i) {
-      const float v = normal(random_);
+      const float v = size * pattern_[static_cast<std::size_t>((begin + i) % kPattern)];
       if (dtype == DType::kF32) {
         std::memcpy(&host[static_cast<std::size_t>(i * 4)], &v, 4);
       } else {
@@ -248,6 +254,7 @@ class Bench {
   std::vector<void*> memory_;
   std::vector<std::int64_t> host_begin_, host_rows_;
   std::mt19937_64 random_;
+  std::vector<float> pattern_;
 };
 
 // ---------------------------------------------------------------- memory-bound operations
@@ -984,9 +991,10 @@ void GroupedTable(Bench& b) {
                    !fp8 || g.fp8[at] > g.deep[at] ? "torch" : "DeepGEMM",
                    [&] { b.ops().grouped_gemm(b.context(), a); });
       }
-      // FP8 of general tiles, then of a casting-free recipe; written, as a step's first gradient
-      // is.
-      for (const bool flow : {false, true}) {
+      // FP8 of general tiles, then of a casting-free recipe; a step's first gradient is written,
+      // the ones after it are added.
+      for (const int form : {0, 1, 2, 3}) {
+        const bool flow = form >= 2, add = form % 2 != 0;
         if (flow && !fp8) {
           continue;
         }
@@ -1006,11 +1014,14 @@ void GroupedTable(Bench& b) {
           a.b = High(b, g.rows, g.k, DType::kBF16);
         }
         a.c = static_cast<float*>(b.Numbers(g.experts * g.n * g.k, DType::kF32));
-        a.accumulate = true;
+        a.same_by_128 = flow;
+        a.accumulate = add;
         GroupedRow(b,
-                   name + (flow  ? " flow wgrad"
-                           : fp8 ? " FP8 wgrad"
-                                 : " BF16 wgrad"),
+                   name +
+                       (flow  ? " flow wgrad"
+                        : fp8 ? " FP8 wgrad"
+                              : " BF16 wgrad") +
+                       (add ? " +=" : ""),
                    flops, fp8 ? std::max(g.fp8[2], g.deep[2]) : g.bf16[2],
                    !fp8 || g.fp8[2] > g.deep[2] ? "torch" : "DeepGEMM",
                    [&] { b.ops().grouped_wgrad(b.context(), a); });

@@ -1,6 +1,7 @@
 // The grouped products of Hopper: one persistent kernel for fprop, dgrad and wgrad of all experts.
 //
-// A block of three warpgroups stays on its multiprocessor and walks tiles of 128×256 of C. One warp
+// A block of three warpgroups stays on its multiprocessor and walks tiles of 128×256 of C (128×128
+// where B has a D for each column). One warp
 // copies operand tiles (128 bytes of K a stage) with the copy engine; two warpgroups multiply 64
 // rows each and hold their sums in registers. Group sizes are read on the device, so the host
 // neither loops nor waits. Tiles of one group follow each other, 16 row tiles at a time for all
@@ -25,7 +26,7 @@ namespace octavo::cuda::grouped {
 // tensor's plane `z`.
 template <class C>
 __device__ __forceinline__ void StoreRows(const CUtensorMap* map, bool add, int n, int n0, int row,
-                                          int z, const float (&acc)[128], std::uint8_t* slots,
+                                          int z, const float (&acc)[C::kSums], std::uint8_t* slots,
                                           int barrier) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % 4 * 16;
   const bool elected = threadIdx.x % 128 == 0;
@@ -104,10 +105,10 @@ __device__ __forceinline__ void Promote(const float (&part)[64], float* acc, flo
   }
 }
 __device__ __forceinline__ void Promote(const float (&part)[64], float* acc, float row0, float row1,
-                                        const float* columns, int lane) {
+                                        const float2 (&columns)[16]) {
 #pragma unroll
   for (int j = 0; j < 64; j += 4) {
-    const float2 d = reinterpret_cast<const float2*>(columns)[j + lane % 4];
+    const float2 d = columns[j / 4];
     acc[j] = fmaf(part[j] * row0, d.x, acc[j]);
     acc[j + 1] = fmaf(part[j + 1] * row0, d.y, acc[j + 1]);
     acc[j + 2] = fmaf(part[j + 2] * row1, d.x, acc[j + 2]);
@@ -215,7 +216,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           }
           if constexpr (C::kScaling == Scaling::kColumns) {
 #pragma unroll 1
-            for (int i = 0; i < kTileN / 32; ++i) {
+            for (int i = 0; i < C::kTileN / 32; ++i) {
               LoadFloat(to + kTileM * 4 + i * 128,
                         b + min(t.n0 + lane + i * 32, p.n - 1) * p.b.row_stride);
             }
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     constexpr std::uint64_t kStepA = (C::kMnA ? 2048 : 32) >> 4,
                             kStepB = (C::kMnB ? 2048 : 32) >> 4;
     Ring<C::kStages> ring;
-    float acc[128];
+    float acc[C::kSums];
     // Barriers 1 and 2: the first and the second warpgroup's turn at the tensor cores. 3 and 4: a
     // warpgroup by itself.
     if (C::kScaled && half == 1) {
@@ -248,7 +249,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (Tile t; handed.Next(&t);) {
       const int blocks = Blocks<C>(p, t);
 #pragma unroll
-      for (int i = 0; i < 128; ++i) {
+      for (int i = 0; i < C::kSums; ++i) {
         acc[i] = 0.0f;
       }
       if constexpr (!C::kScaled) {
@@ -285,7 +286,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           }
         }
       } else {
-        const int halves = t.n0 + 128 < p.n ? 2 : 1;
+        const int halves = C::kTileN == 256 && t.n0 + 128 < p.n ? 2 : 1;
         for (int block = 0; block < blocks; ++block) {
           BarrierWait(&full[ring.stage], ring.phase);
           const std::uint64_t at = static_cast<std::uint64_t>(ring.stage) * (C::kStageBytes >> 4);
@@ -293,8 +294,9 @@ __global__ void __launch_bounds__(kThreads, 1)
               reinterpret_cast<const float*>(scale_stages + ring.stage * C::kScaleBytes);
           const float* columns = rows + kTileM;
           float row0 = 0, row1 = 0, column[2] = {0, 0};
+          float2 each[16];
 #pragma unroll
-          for (int h = 0; h < 2; ++h) {
+          for (int h = 0; h < C::kTileN / 128; ++h) {
             if (h < halves) {
               float part[64];
               Pin(part);
@@ -310,24 +312,25 @@ __global__ void __launch_bounds__(kThreads, 1)
               if (h == 0) {
                 row0 = rows[first_row + lane / 4];
                 row1 = rows[first_row + lane / 4 + 8];
-                column[0] = columns[0];
-                column[1] = columns[1];
+                if constexpr (C::kScaling == Scaling::kColumns) {
+#pragma unroll
+                  for (int j = 0; j < 16; ++j) {
+                    each[j] = reinterpret_cast<const float2*>(columns)[4 * j + lane % 4];
+                  }
+                } else {
+                  column[0] = columns[0];
+                  column[1] = columns[1];
+                }
               }
               ProductWait<0>();
               Pin(part);
-              if (C::kScaling == Scaling::kUniform) {
-                if (h == halves - 1 && lane == 0) {
-                  BarrierArrive(&empty[ring.stage]);
-                }
-                Promote(part, &acc[h * 64], row0, row1, column[h]);
+              if (h == halves - 1 && lane == 0) {
+                BarrierArrive(&empty[ring.stage]);
+              }
+              if constexpr (C::kScaling == Scaling::kColumns) {
+                Promote(part, acc, row0, row1, each);
               } else {
-                Promote(part, &acc[h * 64], row0, row1, columns + h * 128, lane);
-                if (h == halves - 1) {
-                  __syncwarp();
-                  if (lane == 0) {
-                    BarrierArrive(&empty[ring.stage]);
-                  }
-                }
+                Promote(part, &acc[h * 64], row0, row1, column[h]);
               }
             }
           }

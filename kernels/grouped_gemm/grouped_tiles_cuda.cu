@@ -5,10 +5,6 @@
 #include "kernels/grouped_gemm/grouped_tiles.cuh"
 #include "kernels/grouped_gemm/grouped_tiles.h"
 
-#ifndef OCTAVO_STAGES
-#define OCTAVO_STAGES 3
-#endif
-
 namespace octavo::cuda {
 namespace {
 
@@ -18,15 +14,14 @@ using grouped::Scaling;
 using hopper::BoxedTensor;
 using hopper::Input;
 
-constexpr int kStages = OCTAVO_STAGES;
 constexpr int kSharedLimit = 227 * 1024;
 
 bool Aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 bool IsInt(std::int64_t v) { return v > 0 && v < (std::int64_t{1} << 30); }
 
-// Rows of K: [rows, k] of each group, `box_rows` rows a box.
+// Rows of K: [rows, k] of each group.
 BoxedTensor KMajor(const void* data, DType dtype, std::int64_t k, std::int64_t rows,
-                   std::int64_t groups, std::int64_t ld, int box_rows) {
+                   std::int64_t groups, std::int64_t ld) {
   const bool bf16 = dtype == DType::kBF16;
   const std::uint64_t row = static_cast<std::uint64_t>(ld * DTypeBytes(dtype));
   return {.address = data,
@@ -35,11 +30,11 @@ BoxedTensor KMajor(const void* data, DType dtype, std::int64_t k, std::int64_t r
           .size = {static_cast<std::uint64_t>(k), static_cast<std::uint64_t>(rows),
                    static_cast<std::uint64_t>(groups), 1},
           .stride = {row, row * static_cast<std::uint64_t>(rows), 0},
-          .box = {bf16 ? 64u : 128u, static_cast<std::uint32_t>(box_rows), 1, 1}};
+          .box = {bf16 ? 64u : 128u, 0, 1, 1}};
 }
 // BF16 [k, width] of each group, seen as chunks of 64 along the width.
 BoxedTensor MnMajor(const void* data, std::int64_t k, std::int64_t width, std::int64_t groups,
-                    std::int64_t ld, int box_width) {
+                    std::int64_t ld) {
   const std::uint64_t row = static_cast<std::uint64_t>(ld * 2);
   return {.address = data,
           .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -47,7 +42,13 @@ BoxedTensor MnMajor(const void* data, std::int64_t k, std::int64_t width, std::i
           .size = {64, static_cast<std::uint64_t>(k), static_cast<std::uint64_t>(width / 64),
                    static_cast<std::uint64_t>(groups)},
           .stride = {row, 128, row * static_cast<std::uint64_t>(k)},
-          .box = {64, 64, static_cast<std::uint32_t>(box_width / 64), 1}};
+          .box = {64, 64, 0, 1}};
+}
+
+// With the width of a tile along M or N as the box's.
+BoxedTensor Boxed(BoxedTensor t, int width) {
+  t.box[t.rank - 2] = static_cast<std::uint32_t>(t.rank == 3 ? width : width / 64);
+  return t;
 }
 
 // C [planes, rows, n], a box of 64 rows by 128 bytes.
@@ -64,11 +65,12 @@ BoxedTensor Results(void* data, bool f32, std::int64_t n, std::int64_t rows, std
 
 template <class C>
 bool Launch(const TileDevice& device, const BoxedTensor& a, const BoxedTensor& b,
-            const BoxedTensor& c, const Params& params, std::int64_t most_tiles) {
+            const BoxedTensor& c, const Params& params, std::int64_t most_row_tiles) {
+  const std::int64_t most_tiles = most_row_tiles * CeilDiv(params.n, C::kTileN);
   CUtensorMap map_a, map_b, map_c;
   const int bytes = C::SharedBytes(params.groups);
-  if (bytes > kSharedLimit || !hopper::EncodeMap(a, &map_a) || !hopper::EncodeMap(b, &map_b) ||
-      !hopper::EncodeMap(c, &map_c)) {
+  if (bytes > kSharedLimit || !hopper::EncodeMap(Boxed(a, grouped::kTileM), &map_a) ||
+      !hopper::EncodeMap(Boxed(b, C::kTileN), &map_b) || !hopper::EncodeMap(c, &map_c)) {
     return false;
   }
   const auto kernel = grouped::grouped_tiles_kernel<C>;
@@ -110,26 +112,22 @@ grouped::Scales TensorScales(const QTensor& q) { return {q.dequant_scale, 1, 0, 
 template <Input kInput, Scaling kScaling, bool kMnB>
 bool LaunchGemm(const TileDevice& device, const GroupedGemmArgs& args, const BoxedTensor& a,
                 const BoxedTensor& b, const Params& params) {
-  const std::int64_t tiles =
-      args.groups.padded_rows / grouped::kTileM * CeilDiv(args.n, grouped::kTileN);
+  const std::int64_t row_tiles = args.groups.padded_rows / grouped::kTileM;
   const BoxedTensor c =
       Results(args.c, args.c_dtype == DType::kF32, args.n, args.groups.padded_rows, 1);
   if (args.c_dtype == DType::kF32) {
-    return Launch<Config<kInput, kScaling, false, true, kMnB, kStages>>(device, a, b, c, params,
-                                                                        tiles);
+    return Launch<Config<kInput, kScaling, false, true, kMnB>>(device, a, b, c, params, row_tiles);
   }
-  return Launch<Config<kInput, kScaling, false, false, kMnB, kStages>>(device, a, b, c, params,
-                                                                       tiles);
+  return Launch<Config<kInput, kScaling, false, false, kMnB>>(device, a, b, c, params, row_tiles);
 }
 
 template <Input kInput, Scaling kScaling>
 bool LaunchWgrad(const TileDevice& device, const GroupedWgradArgs& args, const BoxedTensor& a,
                  const BoxedTensor& b, const Params& params) {
-  const std::int64_t tiles =
-      args.groups.count * CeilDiv(args.m, grouped::kTileM) * CeilDiv(args.n, grouped::kTileN);
+  const std::int64_t row_tiles = args.groups.count * CeilDiv(args.m, grouped::kTileM);
   const BoxedTensor c = Results(args.c, true, args.n, args.m, args.groups.count);
-  return Launch<Config<kInput, kScaling, true, true, kInput == Input::kBF16, kStages>>(
-      device, a, b, c, params, tiles);
+  return Launch<Config<kInput, kScaling, true, true, kInput == Input::kBF16>>(device, a, b, c,
+                                                                              params, row_tiles);
 }
 
 }  // namespace
@@ -170,10 +168,8 @@ bool GroupedGemmTiles(const TileDevice& device, const GroupedGemmArgs& args) {
     } else {
       return false;
     }
-    const BoxedTensor a =
-        KMajor(qa.q, qa.format, args.k, groups.padded_rows, 1, qa.stride(), grouped::kTileM);
-    const BoxedTensor b =
-        KMajor(qb.q, qb.format, args.k, args.n, groups.count, qb.stride(), grouped::kTileN);
+    const BoxedTensor a = KMajor(qa.q, qa.format, args.k, groups.padded_rows, 1, qa.stride());
+    const BoxedTensor b = KMajor(qb.q, qb.format, args.k, args.n, groups.count, qb.stride());
     const bool fast = tensor && args.mode == Accumulate::kFast, e4m3 = qa.format == DType::kE4M3;
     if (e4m3) {
       return fast ? LaunchGemm<Input::kE4M3, Scaling::kNone, false>(device, args, a, b, params)
@@ -192,17 +188,14 @@ bool GroupedGemmTiles(const TileDevice& device, const GroupedGemmArgs& args) {
   if (lda % 8 != 0 || ldb % 8 != 0 || (!args.b.k_contiguous && args.n % 64 != 0)) {
     return false;
   }
-  const BoxedTensor a =
-      KMajor(args.a.data, DType::kBF16, args.k, groups.padded_rows, 1, lda, grouped::kTileM);
+  const BoxedTensor a = KMajor(args.a.data, DType::kBF16, args.k, groups.padded_rows, 1, lda);
   if (args.b.k_contiguous) {
     return LaunchGemm<Input::kBF16, Scaling::kNone, false>(
-        device, args, a,
-        KMajor(args.b.data, DType::kBF16, args.k, args.n, groups.count, ldb, grouped::kTileN),
+        device, args, a, KMajor(args.b.data, DType::kBF16, args.k, args.n, groups.count, ldb),
         params);
   }
   return LaunchGemm<Input::kBF16, Scaling::kNone, true>(
-      device, args, a, MnMajor(args.b.data, args.k, args.n, groups.count, ldb, grouped::kTileN),
-      params);
+      device, args, a, MnMajor(args.b.data, args.k, args.n, groups.count, ldb), params);
 }
 
 bool GroupedWgradTiles(const TileDevice& device, const GroupedWgradArgs& args) {
@@ -241,8 +234,8 @@ bool GroupedWgradTiles(const TileDevice& device, const GroupedWgradArgs& args) {
       return false;
     }
     const std::int64_t rows = groups.padded_rows;
-    const BoxedTensor a = KMajor(qa.q, qa.format, rows, args.m, 1, qa.stride(), grouped::kTileM);
-    const BoxedTensor b = KMajor(qb.q, qb.format, rows, args.n, 1, qb.stride(), grouped::kTileN);
+    const BoxedTensor a = KMajor(qa.q, qa.format, rows, args.m, 1, qa.stride());
+    const BoxedTensor b = KMajor(qb.q, qb.format, rows, args.n, 1, qb.stride());
     const bool fast = tensor && args.mode == Accumulate::kFast, e4m3 = qa.format == DType::kE4M3;
     if (!tensor && !args.same_by_128) {
       return e4m3 ? LaunchWgrad<Input::kE4M3, Scaling::kColumns>(device, args, a, b, params)
@@ -263,8 +256,8 @@ bool GroupedWgradTiles(const TileDevice& device, const GroupedWgradArgs& args) {
     return false;
   }
   return LaunchWgrad<Input::kBF16, Scaling::kNone>(
-      device, args, MnMajor(args.a.data, groups.padded_rows, args.m, 1, lda, grouped::kTileM),
-      MnMajor(args.b.data, groups.padded_rows, args.n, 1, ldb, grouped::kTileN), params);
+      device, args, MnMajor(args.a.data, groups.padded_rows, args.m, 1, lda),
+      MnMajor(args.b.data, groups.padded_rows, args.n, 1, ldb), params);
 }
 
 }  // namespace octavo::cuda

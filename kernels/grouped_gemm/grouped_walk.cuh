@@ -8,7 +8,7 @@
 namespace octavo::cuda::grouped {
 
 inline constexpr int kMaxGroups = 512;
-inline constexpr int kTileM = 128, kTileN = 256, kRowBytes = 128;
+inline constexpr int kTileM = 128, kRowBytes = 128;
 inline constexpr int kThreads = 384;
 inline constexpr int kBand = 16;  // row tiles that are worked on together
 inline constexpr int kAhead = 4;  // tiles handed out ahead
@@ -33,7 +33,6 @@ struct Params {
   int m, n, k;  // m: of wgrad only; k: of fprop and dgrad only
   std::int64_t padded_rows;
   Scales a, b;
-  void* c;  // [P, n] or [groups, m, n]
   bool accumulate;
 };
 
@@ -47,7 +46,7 @@ struct __align__(16) Tile {
 };
 
 template <hopper::Input kInputValue, Scaling kScalingValue, bool kWgradValue, bool kF32Value,
-          bool kMnBValue, int kStagesValue>
+          bool kMnBValue>
 struct Config {
   static constexpr hopper::Input kInput = kInputValue;
   static constexpr Scaling kScaling = kScalingValue;
@@ -55,7 +54,10 @@ struct Config {
   static constexpr bool kF32 = kF32Value;
   static constexpr bool kBf16 = kInput == hopper::Input::kBF16;
   static constexpr bool kMnA = kBf16 && kWgrad, kMnB = kMnBValue;
-  static constexpr int kStages = kStagesValue;
+  // One D a column takes 32 registers more for 128 columns, so those tiles are half as wide.
+  static constexpr int kTileN = kScaling == Scaling::kColumns ? 128 : 256;
+  static constexpr int kSums = kTileN / 2;  // registers of a thread
+  static constexpr int kStages = kTileN == 128 ? 4 : 3;
   static constexpr int kBlockK = kBf16 ? 64 : 128;  // elements of K a stage
   static constexpr int kStageA = kTileM * kRowBytes, kStageB = kTileN * kRowBytes;
   static constexpr int kStageBytes = kStageA + kStageB;
@@ -83,7 +85,7 @@ template <class C>
 class Walk {
  public:
   __device__ Walk(const Params& p, const int* table)
-      : p_(p), table_(table), tiles_n_((p.n + kTileN - 1) / kTileN), at_(blockIdx.x) {
+      : p_(p), table_(table), tiles_n_((p.n + C::kTileN - 1) / C::kTileN), at_(blockIdx.x) {
     if constexpr (C::kWgrad) {
       tiles_m_ = (p.m + kTileM - 1) / kTileM;
       total_ = p.groups * tiles_m_ * tiles_n_;
@@ -111,7 +113,7 @@ class Walk {
     const int height = min(kBand, tiles_m_ - band * kBand);
     const int rest = index - band * kBand * tiles_n_;
     t->group = group_;
-    t->n0 = rest / height * kTileN;
+    t->n0 = rest / height * C::kTileN;
     t->m0 = (band * kBand + rest % height) * kTileM;
     const int begin = static_cast<int>(p_.begin[group_]);
     const int rows = static_cast<int>(p_.rows[group_]);
