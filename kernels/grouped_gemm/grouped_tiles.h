@@ -1,16 +1,14 @@
 // The grouped products on Hopper's tensor cores in one launch each (grouped_tiles.cuh), for the
 // operands that they take:
-//   FP8   E4M3, or E5M2 by E4M3: 1×128 by 128×128 (grouped_gemm; N a multiple of 128), 1×128 by
+//   FP8: E4M3, or E5M2 by E4M3; 1×128 by 128×128 (grouped_gemm, N a multiple of 128), 1×128 by
 //   1×128
-//         (grouped_wgrad; B's D contiguous along N), or per tensor and expert, promoted or fast
-//   BF16  as GroupedGemmArgs and GroupedWgradArgs say; widths that are stored innermost along M or
-//   N
-//         are multiples of 64
+//     (grouped_wgrad), or per tensor and expert, promoted or fast;
+//   BF16: as GroupedGemmArgs and GroupedWgradArgs say; where M or N is stored innermost it is a
+//     multiple of 64;
 // with 16-byte aligned rows, at most a few hundred groups and a buffer of whole 128-row tiles.
 #pragma once
 
-#include <cuda_runtime.h>
-
+#include "kernels/cuda/context.h"
 #include "kernels/ops.h"
 
 namespace octavo::cuda {
