@@ -1,7 +1,6 @@
 // The grouped products on Hopper's tensor cores in one launch each (grouped_tiles.cuh), for the
 // operands that they take:
-//   FP8: E4M3, or E5M2 by E4M3; 1×128 by 128×128 (grouped_gemm, N a multiple of 128), 1×128 by
-//   1×128
+//   FP8: E4M3, or E5M2 by E4M3; 1×128 by 128×128 (grouped_gemm, N a multiple of 128) or by 1×128
 //     (grouped_wgrad), or per tensor and expert, promoted or fast;
 //   BF16: as GroupedGemmArgs and GroupedWgradArgs say; where M or N is stored innermost it is a
 //     multiple of 64;
