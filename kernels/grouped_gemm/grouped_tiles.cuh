@@ -324,8 +324,11 @@ __global__ void __launch_bounds__(kThreads, 1)
               }
               ProductWait<0>();
               Pin(part);
-              if (h == halves - 1 && lane == 0) {
-                BarrierArrive(&empty[ring.stage]);
+              if (h == halves - 1) {
+                __syncwarp();  // every lane has read its D of this stage
+                if (lane == 0) {
+                  BarrierArrive(&empty[ring.stage]);
+                }
               }
               if constexpr (C::kScaling == Scaling::kColumns) {
                 Promote(part, acc, row0, row1, each);
