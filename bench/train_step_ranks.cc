@@ -12,7 +12,7 @@
 //             inside them, waiting for the others included: what hiding communication could win
 //   exposed   of one more step that runs as the timed ones, the part in which the compute lane
 //   stood
-//             and waited for a message
+//             and waited for a message, on the rank that waited least (the others wait for it too)
 //   host      of that step, the part in which the host did not wait for the device: near 100 % the
 //             device waits for the host
 //   bubble    of that step, what passes on the compute lane between the last sum of squares and the
@@ -54,7 +54,8 @@ struct Flags {
   std::int32_t sequences = 8;
   int steps = 8, warmup = 3;
   std::vector<std::string> overlap = {"on"};
-  std::int32_t parts = 0;
+  std::int32_t parts = 0, layers = 0;
+  bool reduce_early = true;
 };
 
 // A table that, while it watches, notes how long the host waits and where the step's bubble is. One
@@ -215,9 +216,9 @@ class MeasuredCommunicator final : public Communicator {
 };
 
 // The shapes of bench_train_step_gpu, and one to try the program with.
-ModelConfig ConfigOf(const std::string& name) {
+ModelConfig ConfigOf(const std::string& name, std::int32_t layers) {
   ModelConfig model;
-  model.layers = name == "A" ? 16 : name == "B" ? 8 : 2;
+  model.layers = layers > 0 ? layers : name == "A" ? 16 : name == "B" ? 8 : 2;
   model.hidden = name == "A" ? 1024 : name == "B" ? 2048 : 256;
   model.heads = 16;
   model.kv_heads = 4;
@@ -272,7 +273,8 @@ class Runner {
     if (!kind.has_value()) {
       return InvalidArgumentError(StrCat("unknown recipe ", recipe));
     }
-    PrecisionPlan plan = BuildPlan(ConfigOf(config).layers, DefaultRecipe(*kind), 0, {});
+    PrecisionPlan plan =
+        BuildPlan(ConfigOf(config, flags_.layers).layers, DefaultRecipe(*kind), 0, {});
     plan.version = model_.plan().version + 1;
     RETURN_IF_ERROR(model_.SetPlan(plan));
     for (int i = 0; i < flags_.warmup; ++i) {
@@ -295,7 +297,7 @@ class Runner {
     double values[6] = {seconds[static_cast<std::size_t>(flags_.steps / 2)],
                         measured.ok() ? comm_.seconds() / *measured : 0,
                         static_cast<double>(model_.memory().total()) / kGiB,
-                        exposed,
+                        -exposed,
                         host,
                         watched_.bubble_seconds()};
     comm_.Measure(false);
@@ -320,7 +322,7 @@ class Runner {
     std::printf(
         "%-6s %5d %-9s %-7s %-14s %12.0f %9.2f %8.1f%% %7.1f%% %6.1f%% %8.0f %8.1f %9.4f %9s %9s\n",
         config.c_str(), rank_.size, rank_.transport.c_str(), overlap.c_str(), recipe.c_str(), speed,
-        1e3 * values[0], 100 * values[1], 100 * values[3], 100 * values[4], 1e6 * values[5],
+        1e3 * values[0], 100 * values[1], -100 * values[3], 100 * values[4], 1e6 * values[5],
         values[2], loss_, beside(recipe, 1).c_str(), beside("bf16", rank_.size).c_str());
     std::fflush(stdout);
     (*speeds)[StrCat(config, " ", recipe, " ", rank_.size, " ", overlap)] = speed;
@@ -343,7 +345,7 @@ class Runner {
 
 absl::Status BenchConfig(const Flags& flags, const std::string& config, const std::string& overlap,
                          BenchRank& given, Speeds* speeds) {
-  const ModelConfig shape = ConfigOf(config);
+  const ModelConfig shape = ConfigOf(config, flags.layers);
   const auto self = CreateSelfCommunicator();
   WatchedOps watched(given.backend);
   BenchRank rank = given;
@@ -352,6 +354,7 @@ absl::Status BenchConfig(const Flags& flags, const std::string& config, const st
   RunConfig run;
   run.overlap = overlap == "on";
   run.dispatch_parts = flags.parts;
+  run.reduce_early = flags.reduce_early;
   run.sequence_length = flags.sequence;
   run.microbatch_sequences = flags.sequences;
   run.world_size = run.expert_parallel = rank.size;
@@ -423,6 +426,8 @@ int Main(int argc, char** argv) {
       ->delimiter(',')
       ->check(CLI::IsMember({"on", "off"}));
   app.add_option("--parts", flags.parts, "parts of a forward dispatch; 0: as training chooses");
+  app.add_option("--reduce-early", flags.reduce_early, "gradients are reduced within backward");
+  app.add_option("--layers", flags.layers, "other than the configuration's; 0: its own");
   app.add_option("--sequence", flags.sequence, "tokens per sequence");
   app.add_option("--sequences", flags.sequences, "sequences of a rank per step");
   app.add_option("--steps", flags.steps, "timed steps")->check(CLI::PositiveNumber);

@@ -18,9 +18,9 @@ namespace octavo {
 // worker/comm/nccl.cc, built into this plug-in.
 int NcclVersion();
 int NcclUniqueId(std::uint8_t* id, char* message, std::int64_t message_bytes);
-Communicator* NcclCreate(void* compute, void* comm, int device, const std::uint8_t* id, int rank,
-                         int size, double timeout_seconds, char* message,
-                         std::int64_t message_bytes);
+Communicator* NcclCreate(void* compute, void* comm, int device, int* multiprocessors,
+                         const std::uint8_t* id, int rank, int size, double timeout_seconds,
+                         char* message, std::int64_t message_bytes);
 #endif
 
 namespace cuda {
@@ -301,7 +301,7 @@ int Create(int ordinal, Backend* backend, char* message, std::int64_t message_by
   OpsContext* context = new OpsContext;
   context->device = ordinal;
   context->sm = facts.sm;
-  context->multiprocessors = facts.multiprocessors;
+  context->multiprocessors = context->device_multiprocessors = facts.multiprocessors;
   context->scratch_bytes = kScratchBytes;
   context->Record(cudaSetDevice(ordinal), "cudaSetDevice");
   // Collectives and copies come first when multiprocessors fall free: somebody waits for them, and
@@ -353,8 +353,9 @@ void Destroy(Backend* backend) {
 Communicator* CreateNcclFor(Backend* backend, const std::uint8_t* id, int rank, int size,
                             double timeout_seconds, char* message, std::int64_t message_bytes) {
   OpsContext* const context = backend->context;
-  return NcclCreate(context->stream, LaneOf(context, Lane::kComm), context->device, id, rank, size,
-                    timeout_seconds, message, message_bytes);
+  return NcclCreate(context->stream, LaneOf(context, Lane::kComm), context->device,
+                    &context->multiprocessors, id, rank, size, timeout_seconds, message,
+                    message_bytes);
 }
 #endif
 

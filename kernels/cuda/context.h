@@ -35,7 +35,11 @@ namespace octavo {
 
 struct OpsContext {
   int device = 0;
+  // What a kernel may fill: all of the device's, but while a message travels those that its kernels
+  // keep (worker/comm/nccl.cc). A persistent kernel with more blocks than that would have some wait
+  // for the message's end and take twice as long.
   int multiprocessors = 0;
+  int device_multiprocessors = 0;
   int sm = 0;
   cudaStream_t stream = nullptr;   // the compute lane
   cudaStream_t lane[kLanes] = {};  // by Lane; lane[kCompute] is `stream`

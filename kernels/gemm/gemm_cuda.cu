@@ -16,7 +16,7 @@ namespace octavo::cuda {
 // Plans live as long as the backend: expert sizes are multiples of 128, so they repeat.
 class GemmPlans {
  public:
-  using Key = std::array<std::int64_t, 17>;
+  using Key = std::array<std::int64_t, 18>;
   struct Plan {
     bool usable = false;
     cublasLtMatmulDesc_t desc = nullptr;
@@ -162,6 +162,10 @@ void Choose(OpsContext* context, const Product& p, const LtOperand& a, const LtO
     Set(plan->desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM,
         static_cast<std::int8_t>(tensor && p.mode == Accumulate::kFast ? 1 : 0));
   }
+  if (context->multiprocessors < context->device_multiprocessors) {
+    Set(plan->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
+        static_cast<std::int32_t>(context->multiprocessors));
+  }
   plan->a = Layout(b, p.n, p.k);
   plan->b = Layout(a, p.m, p.k);
   cublasLtMatrixLayoutCreate(&plan->c, LtType(p.c_dtype), static_cast<std::uint64_t>(p.n),
@@ -217,7 +221,8 @@ bool MultiplyLt(OpsContext* context, const Lane& lane, const Product& p) {
                               Alignment(b.pointer),
                               Alignment(a.pointer),
                               Alignment(p.c),
-                              lane.workspace_bytes};
+                              lane.workspace_bytes,
+                              context->multiprocessors};
   if (context->gemm_plans == nullptr) {
     context->gemm_plans.reset(new GemmPlans);
   }

@@ -6,6 +6,9 @@
 // or from Join on when it was only started). All communicators of a backend share the lane, so
 // their operations run one after the other, in the same order on every rank.
 //
+// NCCL's kernels run on few multiprocessors, which others leave free while a message travels that
+// was only started: kernels that fill the device and find some of it taken would wait for the rest.
+//
 // Waiting is bounded all the same. A watcher follows each operation through an event; one that is
 // not complete within the timeout, or an asynchronous error of NCCL (a lost peer), aborts the
 // communicator, which releases its kernels, so that whoever waits for the lane goes on and the next
@@ -50,6 +53,16 @@ using Clock = std::chrono::steady_clock;
 // How long an abort waits for a call of the owning thread to come out of NCCL, which frees what
 // the call uses. A call that waits for the device itself only comes out through the abort.
 constexpr std::chrono::seconds kCallGrace{2};
+
+// Multiprocessors of NCCL's kernels; OCTAVO_NCCL_CTAS says another number, 0: as NCCL likes, and
+// none are left free for it.
+constexpr int kCtas = 20;
+
+int Ctas() {
+  const char* text = std::getenv("OCTAVO_NCCL_CTAS");
+  const int ctas = text == nullptr ? kCtas : std::atoi(text);
+  return ctas >= 0 && ctas <= 64 ? ctas : kCtas;
+}
 
 struct NcclLibrary {
   void* handle = nullptr;
@@ -142,11 +155,14 @@ ncclDataType_t TypeOf(DType t) {
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(cudaStream_t compute, cudaStream_t stream, int device, int rank, int size,
-                   Clock::duration timeout)
+  NcclCommunicator(cudaStream_t compute, cudaStream_t stream, int device, int* multiprocessors,
+                   int rank, int size, Clock::duration timeout)
       : lib_(NcclLibrary::Get()),
         compute_(compute),
         stream_(stream),
+        multiprocessors_(multiprocessors),
+        all_multiprocessors_(*multiprocessors),
+        ctas_(Ctas()),
         device_(device),
         rank_(rank),
         size_(size),
@@ -184,6 +200,9 @@ class NcclCommunicator final : public Communicator {
     std::memcpy(&unique, id, sizeof(unique));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    if (ctas_ > 0) {
+      config.maxCTAs = ctas_;
+    }
     if (cudaSetDevice(device_) != cudaSuccess ||
         cudaMalloc(reinterpret_cast<void**>(&token_), 64) != cudaSuccess ||
         cudaMemset(token_, 0, 64) != cudaSuccess ||
@@ -224,6 +243,7 @@ class NcclCommunicator final : public Communicator {
 
   CommResult StartAllToAllV(const AllToAllVArgs& args) override {
     counters_.all_to_all_calls += 1;
+    *multiprocessors_ = all_multiprocessors_ - ctas_;
     return Run("all_to_all_v", [&](ncclComm_t comm) {
       const auto* from = static_cast<const std::uint8_t*>(args.send);
       auto* to = static_cast<std::uint8_t*>(args.receive);
@@ -301,6 +321,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   void Join() override {
+    *multiprocessors_ = all_multiprocessors_;
     (void)cudaSetDevice(device_);
     (void)cudaEventRecord(after_, stream_);
     (void)cudaStreamWaitEvent(compute_, after_);
@@ -482,6 +503,8 @@ class NcclCommunicator final : public Communicator {
   // Constant after Init.
   const NcclLibrary& lib_;
   const cudaStream_t compute_, stream_;  // the backend's lanes: computing, and ours
+  int* const multiprocessors_;           // the backend's, for its kernels
+  const int all_multiprocessors_, ctas_;
   const int device_, rank_, size_;
   const Clock::duration timeout_;
   float* token_ = nullptr;
@@ -531,16 +554,17 @@ int NcclUniqueId(std::uint8_t* id, char* message, std::int64_t message_bytes) {
   return 0;
 }
 
-Communicator* NcclCreate(void* compute, void* stream, int device, const std::uint8_t* id, int rank,
-                         int size, double timeout_seconds, char* message,
-                         std::int64_t message_bytes) {
+Communicator* NcclCreate(void* compute, void* stream, int device, int* multiprocessors,
+                         const std::uint8_t* id, int rank, int size, double timeout_seconds,
+                         char* message, std::int64_t message_bytes) {
   const NcclLibrary& lib = NcclLibrary::Get();
   if (lib.handle == nullptr) {
     Write(message, message_bytes, "NCCL is not available: " + lib.reason);
     return nullptr;
   }
   auto comm = std::make_unique<NcclCommunicator>(
-      static_cast<cudaStream_t>(compute), static_cast<cudaStream_t>(stream), device, rank, size,
+      static_cast<cudaStream_t>(compute), static_cast<cudaStream_t>(stream), device,
+      multiprocessors, rank, size,
       std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds)));
   const std::string reason = comm->Init(id);
   if (!reason.empty()) {

@@ -1,7 +1,7 @@
 #include "worker/layers/moe_dispatch.h"
 
 #include <algorithm>
-#include <cstring>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/status.h"
@@ -18,7 +18,8 @@ std::int64_t TileOf(Tiling tiling) { return tiling == Tiling::kRow32 ? kMxBlock 
 std::size_t MoeDispatch::SlotBytes() const {
   const auto local = static_cast<std::size_t>(local_experts());
   const auto ranks = static_cast<std::size_t>(exchange_->size());
-  return 3 * local * sizeof(std::int64_t) + (ranks > 1 ? ranks * local * sizeof(RowSegment) : 0);
+  return 3 * local * sizeof(std::int64_t) +
+         (ranks > 1 ? 2 * ranks * local * sizeof(RowSegment) : 0);
 }
 
 MoeDispatch::MoeDispatch(const Backend& backend, const DispatchShape& shape, Exchange* exchange,
@@ -39,6 +40,8 @@ MoeDispatch::MoeDispatch(const Backend& backend, const DispatchShape& shape, Exc
   if (ranks > 1) {
     to_padded_ = communication.Take<std::int32_t>(shape.capacity);
     from_padded_ = communication.Take<std::int32_t>(padded_capacity_);
+    own_to_padded_ = communication.Take<std::int32_t>(shape.choices());
+    own_from_padded_ = communication.Take<std::int32_t>(padded_capacity_);
     pack_ = communication.Take<std::uint8_t>(shape.choices() * record_bytes_max_);
     receive_ = communication.Take<std::uint8_t>(shape.capacity * record_bytes_max_);
     returned_ = communication.Take<std::uint8_t>(shape.choices() * record_bytes_max_);
@@ -98,9 +101,28 @@ void MoeDispatch::SetRound(const LayerContext& ctx, std::span<const std::int64_t
       part_begin[g] = begin[g] - plan_.padded_begin[static_cast<std::size_t>(part)];
     }
   }
+  // Segments of other ranks' rows, then of this rank's own, which begin where they do in send
+  // order.
+  const std::size_t count = plan_.segments.size();
   if (exchange_->size() > 1) {
-    std::copy(plan_.segments.begin(), plan_.segments.end(),
-              reinterpret_cast<RowSegment*>(part_begin + local));
+    auto* others = reinterpret_cast<RowSegment*>(part_begin + local);
+    auto* own = others + count;
+    std::size_t at = 0;
+    for (std::int32_t part = 0; part < parts; ++part) {
+      const std::int32_t experts = FirstExpertOfPart(part + 1, parts, local_experts()) -
+                                   FirstExpertOfPart(part, parts, local_experts());
+      std::int64_t own_row =
+          plan_.send_begin[static_cast<std::size_t>(part * exchange_->size() + exchange_->rank())];
+      for (std::int32_t source = 0; source < exchange_->size(); ++source) {
+        for (std::int32_t e = 0; e < experts; ++e, ++at) {
+          const RowSegment& segment = plan_.segments[at];
+          const bool is_own = source == exchange_->rank();
+          others[at] = is_own ? RowSegment{} : segment;
+          own[at] = is_own ? RowSegment{own_row, segment.dst_begin, segment.rows} : RowSegment{};
+          own_row += own[at].rows;
+        }
+      }
+    }
   }
   ctx.ops().copy(ctx.device(), {.dst = device,
                                 .src = slot,
@@ -118,18 +140,19 @@ void MoeDispatch::SetRound(const LayerContext& ctx, std::span<const std::int64_t
   if (exchange_->size() == 1) {
     return;
   }
-  const auto count = static_cast<std::int64_t>(plan_.segments.size());
-  const auto* segments = reinterpret_cast<const RowSegment*>(part_begin_ + local);
-  ctx.ops().expand_segments(ctx.device(), {.segments = segments,
-                                           .count = count,
-                                           .src_rows = plan_.receive_total,
-                                           .dest_row = to_padded_,
-                                           .invert = false});
-  ctx.ops().expand_segments(ctx.device(), {.segments = segments,
-                                           .count = count,
-                                           .src_rows = plan_.padded_rows,
-                                           .dest_row = from_padded_,
-                                           .invert = true});
+  const auto* others = reinterpret_cast<const RowSegment*>(part_begin_ + local);
+  const auto map = [&](const RowSegment* segments, std::int64_t rows, std::int32_t* dest_row,
+                       bool invert) {
+    ctx.ops().expand_segments(ctx.device(), {.segments = segments,
+                                             .count = static_cast<std::int64_t>(count),
+                                             .src_rows = rows,
+                                             .dest_row = dest_row,
+                                             .invert = invert});
+  };
+  map(others, plan_.receive_total, to_padded_, false);
+  map(others, plan_.padded_rows, from_padded_, true);
+  map(others + count, shape_.choices(), own_to_padded_, false);
+  map(others + count, plan_.padded_rows, own_from_padded_, true);
 }
 
 RoundPart MoeDispatch::Part(std::int32_t part) const {
@@ -209,6 +232,11 @@ void MoeDispatch::BytesOf(std::int32_t part, std::int64_t stride) {
   scaled(plan_.send_rows, &bytes_.send);
   scaled(plan_.send_begin, &bytes_.send_offset);
   scaled(plan_.receive_rows, &bytes_.receive);
+  bytes_.receive_offset.resize(ranks);
+  std::exclusive_scan(bytes_.receive.begin(), bytes_.receive.end(), bytes_.receive_offset.begin(),
+                      std::int64_t{0});
+  const auto own = static_cast<std::size_t>(exchange_->rank());
+  bytes_.send[own] = bytes_.receive[own] = 0;
 }
 
 void MoeDispatch::Pack(const LayerContext& ctx, const PackArgs& args) {
@@ -243,7 +271,8 @@ absl::Status MoeDispatch::StartSend(std::int32_t part) {
                                     .receive = Arrivals(part),
                                     .send_bytes = bytes_.send,
                                     .receive_bytes = bytes_.receive,
-                                    .send_offsets = bytes_.send_offset});
+                                    .send_offsets = bytes_.send_offset,
+                                    .receive_offsets = bytes_.receive_offset});
 }
 
 void MoeDispatch::FinishSend(const LayerContext& ctx, std::int32_t part, const Payload& target,
@@ -271,6 +300,16 @@ void MoeDispatch::FinishSend(const LayerContext& ctx, std::int32_t part, const P
                                      .dest_row = to_padded_ + first,
                                      .payload_bytes = sent_.payload_bytes,
                                      .tiles = sent_.tiles});
+    const auto own = p * static_cast<std::size_t>(exchange_->size()) +
+                     static_cast<std::size_t>(exchange_->rank());
+    ctx.ops().permute(ctx.device(),
+                      {.src = Rows(pack_ + plan_.send_begin[own] * sent_.stride, sent_),
+                       .dst = rows,
+                       .rows = plan_.send_rows[own],
+                       .fanout = 1,
+                       .dest_row = own_to_padded_ + plan_.send_begin[own],
+                       .payload_bytes = sent_.payload_bytes,
+                       .tiles = sent_.tiles});
   }
   const RoundPart range = Part(part);
   rows.payload += range.first_row * rows.payload_stride;
@@ -308,13 +347,17 @@ void MoeDispatch::PackReturn(const LayerContext& ctx, std::int32_t part, const v
   // counts from the round's first arrival.
   std::uint8_t* const base =
       Arrivals(part) - plan_.receive_begin[static_cast<std::size_t>(part)] * returning_.stride;
-  ctx.ops().permute(ctx.device(), {.src = source,
-                                   .dst = Rows(base, returning_),
-                                   .rows = range.groups.padded_rows,
-                                   .fanout = 1,
-                                   .dest_row = from_padded_ + range.first_row,
-                                   .payload_bytes = returning_.payload_bytes,
-                                   .tiles = 0});
+  const auto pack = [&](std::uint8_t* to, const std::int32_t* dest_row) {
+    ctx.ops().permute(ctx.device(), {.src = source,
+                                     .dst = Rows(to, returning_),
+                                     .rows = range.groups.padded_rows,
+                                     .fanout = 1,
+                                     .dest_row = dest_row + range.first_row,
+                                     .payload_bytes = returning_.payload_bytes,
+                                     .tiles = 0});
+  };
+  pack(base, from_padded_);
+  pack(returned_, own_from_padded_);
 }
 
 absl::Status MoeDispatch::StartReturn(std::int32_t part) {
@@ -327,6 +370,7 @@ absl::Status MoeDispatch::StartReturn(std::int32_t part) {
                                     .receive = returned_,
                                     .send_bytes = bytes_.receive,
                                     .receive_bytes = bytes_.send,
+                                    .send_offsets = bytes_.receive_offset,
                                     .receive_offsets = bytes_.send_offset});
 }
 

@@ -9,8 +9,10 @@
 //
 // Between a Start and the Join that must follow it the compute lane is free for other work. In
 // flight are then: pack_ (read) and the part's rows of receive_ (written) by a send, the part's
-// rows of receive_ (read) and returned_ (written) by a return. No other operation touches those:
-// pack_ is written by Pack alone, receive_ by PackReturn alone, and returned_ is read by Combine.
+// rows of receive_ (read) and other ranks' rows of returned_ (written) by a return. No other
+// operation touches those: pack_ is written by Pack alone, receive_ by PackReturn alone, and
+// returned_ is read by Combine. Rows for the rank's own experts take no part in messages:
+// FinishSend reads them in pack_, PackReturn writes them to returned_.
 //
 // One rank skips the messages: rows go straight into the padded groups. When incoming rows exceed
 // the receive capacity the layer runs in rounds, and a round may travel in parts, each a range of
@@ -113,9 +115,9 @@ class MoeDispatch {
   };
   Record RecordOf(const LayerContext& ctx, const Payload& payload, bool weight) const;
   RowSet Rows(std::uint8_t* base, const Record& record) const;
-  // Of one part, by peer: bytes and where they begin in send order, and bytes that arrive.
+  // Of one part, by peer: bytes and where they begin in send order, bytes that arrive and where.
   struct Bytes {
-    std::vector<std::int64_t> send, send_offset, receive;
+    std::vector<std::int64_t> send, send_offset, receive, receive_offset;
   };
   void BytesOf(std::int32_t part, std::int64_t stride);
   // Where a part's records arrive and leave again. Room for the longest record: what leaves may be
@@ -139,9 +141,12 @@ class MoeDispatch {
   const std::int32_t* spread_dest_ = nullptr;
 
   std::int64_t* host_matrix_ = nullptr;  // pinned [R, E]
-  // Device: maps receive order ↔ padded rows of the round.
-  std::int32_t* to_padded_ = nullptr;    // [capacity]
-  std::int32_t* from_padded_ = nullptr;  // [padded capacity]
+  // Device: maps receive order ↔ padded rows of the round, and send order ↔ padded rows for this
+  // rank's own; −1 for rows of the other kind.
+  std::int32_t* to_padded_ = nullptr;        // [capacity]
+  std::int32_t* from_padded_ = nullptr;      // [padded capacity]
+  std::int32_t* own_to_padded_ = nullptr;    // [T·k]
+  std::int32_t* own_from_padded_ = nullptr;  // [padded capacity]
   // Messages.
   std::uint8_t* pack_ = nullptr;      // [T·k] records in send order
   std::uint8_t* receive_ = nullptr;   // [capacity] records

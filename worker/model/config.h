@@ -77,7 +77,7 @@ struct RunConfig {
   // Gradients are reduced as soon as a layer's are final, not all in FinishPass (whoever changes
   // gradients in between says no).
   bool reduce_early = true;
-  // Parts in which a forward dispatch travels; 0: four where collectives run beside products,
+  // Parts in which a forward dispatch travels; 0: two where collectives run beside products,
   // else 1.
   std::int32_t dispatch_parts = 0;
 

@@ -84,8 +84,9 @@ MoeShape Decoder::ShapeOfMoe(std::int32_t layer, Parameters& parameters, Exchang
   const RouterOptions& options = model_.router;
   const Parameter& router = parameters.At(prefix + "router.weight");
   MoeShape shape;
-  // Four parts leave a quarter of dispatch and combine uncovered; more would make products small.
-  constexpr std::int32_t kParts = 4;
+  // Two parts leave half of dispatch and combine uncovered; with four, what smaller products and
+  // more messages cost was more than what they hid (two H200, bench_train_step_ranks --parts).
+  constexpr std::int32_t kParts = 2;
   const std::int32_t parts = run_.dispatch_parts > 0 ? run_.dispatch_parts
                              : ep.overlaps()         ? kParts
                                                      : 1;

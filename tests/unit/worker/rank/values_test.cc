@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "kernels/cpu/backend.h"
 #include "tests/support/inproc_comm.h"
+#include "tests/support/lazy_lanes.h"
 #include "worker/rank/control_vector.h"
 #include "worker/rank/failure.h"
 #include "worker/rank/groups.h"
@@ -51,14 +52,19 @@ TEST(ControlVectorTest, PacksAndUnpacksEveryField) {
   EXPECT_LE(kControlSums + kControlMaxima, 32u);  // ARCHITECTURE 9
 }
 
-TEST(ControlVectorTest, RanksAgreeOnSumsWishesAndExtremes) {
+// device_pointers: values pass through device memory, as with NCCL.
+void RanksAgree(bool device_pointers) {
   testing::InprocRanks comms = testing::InprocRanks::Make(3, 1);
   std::vector<ControlVector> all(3);
   testing::InprocRanks::Run(3, [&](int r) {
     Backend backend = CreateCpuBackend();
     {
-      Arena device(backend, "t");
-      HostCollectives world(backend, comms.ranks[static_cast<std::size_t>(r)].world.get(), device);
+      testing::LazyLanes lanes(backend);
+      Communicator* comm = comms.ranks[static_cast<std::size_t>(r)].world.get();
+      testing::LazyComm on_device(comm, &lanes);
+      const Backend seen = device_pointers ? lanes.backend() : backend;
+      Arena device(seen, "t");
+      HostCollectives world(seen, device_pointers ? &on_device : comm, device);
       ControlVector mine;
       mine.loss_sum = r + 1;
       mine.tokens = 10;
@@ -66,7 +72,11 @@ TEST(ControlVectorTest, RanksAgreeOnSumsWishesAndExtremes) {
       mine.checkpoint_wish = r;
       mine.SetPlanHeld(4 + r);
       mine.first_nonfinite = r == 1 ? 17 : r == 2 ? 900 : kNoNonfinite;
+      OpsCounters before{}, after{};
+      backend.ops->counters(backend.context, &before);
       all[static_cast<std::size_t>(r)] = *ReduceControl(mine, world);
+      backend.ops->counters(backend.context, &after);
+      EXPECT_EQ(after.synchronizations - before.synchronizations, device_pointers ? 1 : 0);
     }
     DestroyCpuBackend(&backend);
   });
@@ -82,6 +92,10 @@ TEST(ControlVectorTest, RanksAgreeOnSumsWishesAndExtremes) {
     EXPECT_TRUE(c.nonfinite());
   }
 }
+
+TEST(ControlVectorTest, RanksAgreeOnSumsWishesAndExtremes) { RanksAgree(false); }
+
+TEST(ControlVectorTest, ThroughTheDeviceItTakesOneWait) { RanksAgree(true); }
 
 TEST(ControlVectorTest, ANonfiniteSumAnywhereIsSeen) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
