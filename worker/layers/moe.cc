@@ -1,12 +1,17 @@
 #include "worker/layers/moe.h"
 
 #include "base/status.h"
+#include "base/str.h"
+#include "kernels/ops_range.h"
 #include "worker/precision/quantizer.h"
 
 namespace octavo {
 
 Moe::Moe(const MoeShape& shape, WeightCache& cache)
-    : shape_(shape), router_(shape.router), experts_(shape.experts, cache) {
+    : shape_(shape),
+      layer_name_(StrCat("layer ", shape.router.layer)),
+      router_(shape.router),
+      experts_(shape.experts, cache) {
   if (shape.shared) {
     shared_ = std::make_unique<DenseMlp>(shape.shared_mlp, cache);
   }
@@ -190,8 +195,10 @@ absl::Status Moe::Backward(const LayerContext& ctx, const MoeScratch& scratch,
     const std::int32_t now = leave ? count - count / 2 : count;
     experts_.InputWgrad(ctx, gradients, 0, now);
     if (leave) {
-      late->Leave(
-          [this, &ctx, gradients, now, count] { experts_.InputWgrad(ctx, gradients, now, count); });
+      late->Leave([this, &ctx, gradients, now, count] {
+        const OpsRange range(ctx.backend, layer_name_.c_str());
+        experts_.InputWgrad(ctx, gradients, now, count);
+      });
     }
     dispatch.Join();
   }

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -116,6 +117,7 @@ class Moe {
   OpSite Site(Op op) const { return {shape_.router.layer, op}; }
 
   const MoeShape shape_;
+  const std::string layer_name_;  // of profiles: what runs late still belongs to its layer
   Router router_;
   Experts experts_;
   std::unique_ptr<DenseMlp> shared_;
