@@ -168,6 +168,9 @@ __global__ void __launch_bounds__(256)
     return;
   }
   const std::int32_t mine = lane < a.fanout ? a.dest_row[row * a.fanout + lane] : -1;
+  if (!__any_sync(kFullMask, mine >= 0)) {
+    return;  // goes nowhere: holes of a message, rows that another map moves
+  }
   const std::int64_t first = static_cast<std::int64_t>(segment) * kSegmentBytes + lane * 16;
   const std::uint8_t* src = a.src.payload + row * a.src.payload_stride;
   uint4 w[4];

@@ -180,9 +180,10 @@ class NcclCommunicator final : public Communicator {
     for (cudaEvent_t e : spare_) {
       (void)cudaEventDestroy(e);
     }
-    (void)cudaFree(token_);
-    // Peers may be gone already: an abort never waits for them.
+    // Peers may be gone already: an abort never waits for them, while memory is only given back
+    // when the device is done with it.
     Release(/*own_call=*/true);
+    (void)cudaFree(token_);
     for (cudaEvent_t e : {fork_, join_, before_, after_}) {
       if (e != nullptr) {
         (void)cudaEventDestroy(e);
@@ -243,7 +244,7 @@ class NcclCommunicator final : public Communicator {
 
   CommResult StartAllToAllV(const AllToAllVArgs& args) override {
     counters_.all_to_all_calls += 1;
-    *multiprocessors_ = all_multiprocessors_ - ctas_;
+    *multiprocessors_ = std::max(all_multiprocessors_ - ctas_, 1);
     return Run("all_to_all_v", [&](ncclComm_t comm) {
       const auto* from = static_cast<const std::uint8_t*>(args.send);
       auto* to = static_cast<std::uint8_t*>(args.receive);
@@ -477,6 +478,10 @@ class NcclCommunicator final : public Communicator {
       while (!pending_.empty() && cudaEventQuery(pending_.front().event) != cudaErrorNotReady) {
         spare_.push_back(pending_.front().event);
         pending_.pop_front();
+        // The host enqueues far ahead: an operation's time begins when the one before it is done.
+        if (!pending_.empty()) {
+          pending_.front().deadline = std::max(pending_.front().deadline, Clock::now() + timeout_);
+        }
       }
       if (!pending_.empty() && failure_.ok()) {
         const Pending& oldest = pending_.front();

@@ -45,6 +45,9 @@ class Exchange {
       comm_->Join();
     }
   }
+  // Whether the calls so far went well: to be asked after a wait for the device, before what it
+  // computed is believed (communicator.h).
+  absl::Status Check() { return StatusOf(comm_->Check()); }
   // Whether computing goes on beside what was started.
   bool overlaps() const { return overlap_ && device_staged() && size() > 1; }
   // Host values.

@@ -72,7 +72,8 @@ struct RunConfig {
   bool strict_precision = false;
   std::int32_t stale_after = 64;  // delayed scaling: steps without a push before a window empties
   // Messages and gradient reductions run beside computing where the communicator can. The numbers
-  // are the same without.
+  // are the same without; on a GPU up to rounding, since products beside a message may get another
+  // kernel.
   bool overlap = true;
   // Gradients are reduced as soon as a layer's are final, not all in FinishPass (whoever changes
   // gradients in between says no).

@@ -165,6 +165,13 @@ absl::Status TransformerImpl::CheckDevice() {
   return absl::OkStatus();
 }
 
+absl::Status TransformerImpl::CheckResults() {
+  RETURN_IF_ERROR(CheckDevice());
+  RETURN_IF_ERROR(Annotate(expert_parallel_->Check(), "messages between experts"));
+  RETURN_IF_ERROR(Annotate(expert_data_->Check(), "reducing the experts' gradients"));
+  return Annotate(world_->Check(), "reducing dense gradients");
+}
+
 absl::Status TransformerImpl::SetPlan(const PrecisionPlan& plan) {
   RETURN_IF_ERROR(CheckPlan(plan, options_.model, options_.run, options_.backend));
   states_->ApplyPlan(plan_, plan, false);
@@ -277,7 +284,7 @@ absl::StatusOr<PassResult> TransformerImpl::FinishPass() {
   squares(parameters_.expert_grad(), parameters_.expert_elements(), sums_ + 2);
   PassResult result;
   result.loss_sum = ReadLoss();
-  RETURN_IF_ERROR(CheckDevice());
+  RETURN_IF_ERROR(CheckResults());
   states_->Publish(step_.sample_sqnr);
   if (step_.sample_sqnr) {
     shadows_->Publish();
@@ -355,7 +362,7 @@ absl::Status TransformerImpl::Evaluate(const std::int32_t* tokens, const std::in
   options_.backend.ops->zero(options_.backend.context, sums_, 3 * sizeof(double));
   RETURN_IF_ERROR(Run(tokens, targets, false));
   *loss_sum += ReadLoss();
-  return CheckDevice();
+  return CheckResults();
 }
 
 std::vector<ExpertLoad> TransformerImpl::Load() const {

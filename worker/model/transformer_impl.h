@@ -35,6 +35,8 @@ class TransformerImpl {
   absl::Status EndStep(bool applied);
   absl::Status Evaluate(const std::int32_t* tokens, const std::int32_t* targets, double* loss_sum);
   absl::Status CheckDevice();
+  // After a wait for the device: no fault of it, and no message or reduction that ended early.
+  absl::Status CheckResults();
   double ReadLoss();
   void CarryNonfinite();
   std::vector<ExpertLoad> Load() const;
