@@ -16,9 +16,10 @@ void AddOfflineModel(CLI::App* command, const std::string& length_flag,
                    "a checkpoint, a folder of them (the newest), or a Hugging Face folder")
       ->required();
   command
-      ->add_option(
-          length_flag, model->sequence_length,
-          length_help + "; without it as the weights were trained, 256 if that is not recorded")
+      ->add_option(length_flag, model->sequence_length,
+                   length_help +
+                       "; without it as a checkpoint was trained, for a Hugging Face folder the "
+                       "longest that it takes, 2048 at most")
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 20).description(""));
   command->add_option("--recipe", model->recipe, "precision of all layers")->capture_default_str();
   command->add_option("--device", model->device, "where it runs")

@@ -158,6 +158,17 @@ void FailAttempt(CoreState& state, JobRecord& job, FailureClass why, const std::
   StopAttempt(state, job, why, reason, kFailedGangGraceMs, now);
 }
 
+// A rank ended badly in an attempt whose ranks have been asked to save and stop: a checkpoint needs
+// all of them, so that the rest is not waited for as long. It may still be publishing one that is
+// whole; a rank that hangs says nothing, and would hold its slots.
+void ShortenSaving(CoreState& state, JobRecord& job, Now now) {
+  AttemptRecord& attempt = *job.current;
+  if (attempt.stop_grace_ms > kRankStopGraceMs) {
+    StopAttempt(state, job, static_cast<FailureClass>(attempt.stored.ending_class()),
+                attempt.stored.ending_reason(), kRankStopGraceMs, now);
+  }
+}
+
 void SendAnswers(CoreState& state, const JobRecord& job, const AttemptRecord& attempt,
                  const std::vector<RendezvousStore::Answer>& answers) {
   for (const RendezvousStore::Answer& answer : answers) {
@@ -435,6 +446,8 @@ void OnRankEnded(CoreState& state, const std::string& worker, const internal::v1
     StopAttempt(state, *job, failure, stored.end_reason(), kSaveGraceMs, now);
   } else if (!stored.succeeded() && !attempt->stored.ending()) {
     FailAttempt(state, *job, failure, stored.end_reason(), now);
+  } else if (!stored.succeeded() && failure != FailureClass::kNone) {
+    ShortenSaving(state, *job, now);
   }
   FinishAttemptIfOver(state, *job, now);
 }
@@ -568,18 +581,24 @@ void LoseRanksOn(CoreState& state, const std::string& worker, const std::string&
       }
       stored.set_ended(true);
       stored.set_end_class(v1::WORKER_LOST);
-      stored.set_end_reason(StrCat("rank ", rank, " on workers/", worker, ": ", why));
       lost.push_back(StrCat(rank));
     }
     if (lost.empty()) {
       continue;
     }
-    SaveAttempt(state, attempt);
     const std::string reason = StrCat("workers/", worker, " ", why, "; it ran rank ",
                                       StrJoin(lost, ", "), " of attempt ", attempt.number());
+    for (internal::v1::StoredRank& stored : *attempt.stored.mutable_ranks()) {
+      if (stored.ended() && stored.end_class() == v1::WORKER_LOST && stored.end_reason().empty()) {
+        stored.set_end_reason(reason);
+      }
+    }
+    SaveAttempt(state, attempt);
     EmitEvent(state, *job, "RANK", reason, now);
     if (!attempt.stored.ending()) {
       FailAttempt(state, *job, FailureClass::kWorkerLost, reason, now);
+    } else {
+      ShortenSaving(state, *job, now);
     }
     FinishAttemptIfOver(state, *job, now);
   }

@@ -60,6 +60,8 @@ void RankProcess::AskToLeave(const Leave& leave, std::int64_t now_micros) {
     cause_ = leave.cause;  // a broken link that came before explains nothing
     cause_class_ = leave.failure;
     asked_ = true;
+  } else if (state_ == RankState::kStopping && now_micros + leave.grace_micros < deadline_micros_) {
+    cause_ = leave.cause;  // asked again, with less time
   }
   ExpectExit(leave.grace_micros, leave.cause, now_micros);
 }

@@ -193,6 +193,35 @@ TEST_F(CoreJobs, ResumesASuspendedJobAsANewAttempt) {
   EXPECT_EQ(Get("job").restarts(), 0);
 }
 
+TEST_F(CoreJobs, ARankThatHangsDoesNotHoldASuspendedJobsSlots) {
+  RunOn2Workers();
+  ASSERT_TRUE(Verb(JobVerb::kSuspend, "job").ok());
+  const std::int64_t saving_ms = TakeStops("a").at(0).grace_ms();
+  EXPECT_GT(saving_ms, kRankStopGraceMs) << "a checkpoint takes time";
+  EXPECT_EQ(TakeStops("b").at(0).grace_ms(), saving_ms);
+  // The rank on a waited for the one on b, which says nothing: no checkpoint can come of it.
+  EndAll("a", [](internal::v1::RankEnded& ended) {
+    ended.set_exit_code(1);
+    ended.mutable_outcome()->set_failure_class(v1::COLLECTIVE_TIMEOUT);
+    ended.mutable_outcome()->set_message("no data from rank 1 within 8.0 s");
+  });
+  EXPECT_EQ(Get("job").state(), v1::SUSPENDING);
+  const auto again = TakeStops("b");
+  ASSERT_EQ(again.size(), 1u);
+  EXPECT_EQ(again[0].grace_ms(), kRankStopGraceMs);
+  EndAll("b", Killed);
+  EXPECT_EQ(Get("job").state(), v1::SUSPENDED);
+  ASSERT_TRUE(Verb(JobVerb::kResume, "job").ok());
+}
+
+TEST_F(CoreJobs, RanksThatSaveAndStopInOrderKeepTheirTime) {
+  RunOn2Workers();
+  ASSERT_TRUE(Verb(JobVerb::kSuspend, "job").ok());
+  TakeStops("b");
+  EndAll("a", Suspended);
+  EXPECT_TRUE(TakeStops("b").empty());
+}
+
 TEST_F(CoreJobs, AStaleEtagIsRefused) {
   const auto job = Submit(Spec("job"));
   ASSERT_TRUE(job.ok());
