@@ -215,25 +215,35 @@ Operand Experts::FromRows(const LayerContext& ctx, const RowGroups& groups,
   return operand;
 }
 
+Operand Experts::WgradInput(const LayerContext& ctx, const RowGroups& groups, Op op, Form form,
+                            const KeptMatrix& kept, std::int64_t cols, void* high,
+                            const QBuffer& col) const {
+  const Recipe& recipe = RecipeOf(ctx, op);
+  const QuantizeRule rule = ActivationRule(recipe, Tensor::kInput);
+  switch (form) {
+    case Form::kRow:
+      return FromRows(ctx, groups,
+                      {.op = op,
+                       .tensor = Tensor::kInput,
+                       .recipe = recipe,
+                       .row = kept.codes().Row(rule, groups.padded_rows, cols),
+                       .cols = cols,
+                       .high = high,
+                       .col = col});
+    case Form::kCol:
+      return {.high = kept.data, .col = kept.codes().Col(rule, groups.padded_rows, cols)};
+    case Form::kHigh:
+      break;
+  }
+  return {.high = kept.data};
+}
+
 Experts::Gradients Experts::PrepareBackward(const LayerContext& ctx, const ExpertsScratch& scratch,
                                             const RowGroups& groups,
                                             const ExpertsSaved& saved) const {
-  const Recipe& recipe = RecipeOf(ctx, Op::kFc2);
-  const QuantizeRule rule = ActivationRule(recipe, Tensor::kInput);
-  Gradients gradients{.groups = groups, .act = {.high = saved.act.data}};
-  if (ActForm(recipe) == Form::kRow) {
-    gradients.act = FromRows(ctx, groups,
-                             {.op = Op::kFc2,
-                              .tensor = Tensor::kInput,
-                              .recipe = recipe,
-                              .row = saved.act.codes().Row(rule, groups.padded_rows, shape_.ffn),
-                              .cols = shape_.ffn,
-                              .high = scratch.act,
-                              .col = scratch.col_b});
-  } else if (ActForm(recipe) == Form::kCol) {
-    gradients.act.col = saved.act.codes().Col(rule, groups.padded_rows, shape_.ffn);
-  }
-  return gradients;
+  return {.groups = groups,
+          .act = WgradInput(ctx, groups, Op::kFc2, ActForm(RecipeOf(ctx, Op::kFc2)), saved.act,
+                            shape_.ffn, scratch.act, scratch.col_b)};
 }
 
 void Experts::BackwardToInput(const LayerContext& ctx, const ExpertsScratch& scratch,
@@ -312,21 +322,8 @@ void Experts::PrepareInputWgrad(const LayerContext& ctx, const ExpertsScratch& s
                                      .high = scratch.d_gate_up,
                                      .col = scratch.col_a});
   }
-  const Form form = InputForm(RecipeOf(ctx, Op::kDispatch), recipe);
-  const QuantizeRule rule = ActivationRule(recipe, Tensor::kInput);
-  gradients->x = {.high = saved.x.data};
-  if (form == Form::kRow) {
-    gradients->x = FromRows(ctx, groups,
-                            {.op = Op::kFc1,
-                             .tensor = Tensor::kInput,
-                             .recipe = recipe,
-                             .row = saved.x.codes().Row(rule, groups.padded_rows, shape_.hidden),
-                             .cols = shape_.hidden,
-                             .high = scratch.high,
-                             .col = scratch.col_b});
-  } else if (form == Form::kCol) {
-    gradients->x.col = saved.x.codes().Col(rule, groups.padded_rows, shape_.hidden);
-  }
+  gradients->x = WgradInput(ctx, groups, Op::kFc1, InputForm(RecipeOf(ctx, Op::kDispatch), recipe),
+                            saved.x, shape_.hidden, scratch.high, scratch.col_b);
 }
 
 }  // namespace octavo

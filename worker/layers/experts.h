@@ -115,6 +115,11 @@ class Experts {
   // The column-wise (or high-precision) form of a matrix that exists row-wise in FP8 only.
   Operand FromRows(const LayerContext& ctx, const RowGroups& groups,
                    const ColumnRequest& request) const;
+  // What a weight gradient reads of an input that forward kept in this form, [P, cols]. high, col:
+  // scratch for what has to be made of it.
+  Operand WgradInput(const LayerContext& ctx, const RowGroups& groups, Op op, Form form,
+                     const KeptMatrix& kept, std::int64_t cols, void* high,
+                     const QBuffer& col) const;
 
   const ExpertsShape shape_;
   Product fc1_, fc2_;
